@@ -20,10 +20,13 @@ def test_predictions_are_those_of_the_method(
     from cliquetta.integrations.fiftyone import FiftyOneModel
 
     model = FiftyOneModel(create_method("tent", tiny_clip, tiny_prompts))
-    assert isinstance(model, Model) and model.media_type == "image"
+    assert isinstance(model, Model)
+    assert model.media_type == "image"
     assert model.classes == list(tiny_prompts.names)
+
     plain = create_method("tent", tiny_clip, tiny_prompts)
     generator = np.random.default_rng(0)
+
     for shape in ((40, 48, 3), (32, 32, 4), (20, 30)):  # colour, with alpha, grey
         images = [generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(3)]
         expected = plain.predict([Image.fromarray(image) for image in images])
@@ -38,4 +41,5 @@ def test_predictions_are_those_of_the_method(
         )
         logits = np.stack([label.logits for label in labels])
         np.testing.assert_allclose(logits, expected.logits, atol=FEATURE)
+
     assert model.predict(images[0]).label in model.classes

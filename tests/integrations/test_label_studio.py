@@ -26,11 +26,13 @@ def test_predictions_are_valid_and_those_of_the_method(
 
     from cliquetta.integrations.label_studio import Backend, create_app
 
-    images, tasks = batch_of(1), []
+    images = batch_of(1)
+    tasks = []
     for index, data in enumerate(images):
         path = tmp_path / f"{index}.png"
         path.write_bytes(data)
         tasks.append({"id": index, "data": {"picture": str(path)}})
+
     expected = Alone(tiny_clip, "zero_shot").predict(images)
     with live_service(tmp_path / "service", tiny_clip) as url, Client(url) as client:
         backend = Backend(client, method="zero_shot", fetch=str)
@@ -44,7 +46,9 @@ def test_predictions_are_valid_and_those_of_the_method(
         (tmp_path / "1.png").write_bytes(b"no image")
         again = http.post("/predict", json=request).json()["results"]
         assert len(client.sessions()) == 1
+
     assert [len(one["result"]) for one in again] == [1, 0, 1, 1]
+
     interface = LabelInterface(CONFIG)
     for actual, by_class in zip(results, expected, strict=True):
         assert interface.validate_prediction(actual)
@@ -65,5 +69,6 @@ def test_a_configuration_without_choices_is_refused(
         http = TestClient(create_app(Backend(client)))
         for wrong in (config, "", "<View>"):
             reply = http.post("/predict", json={"tasks": [], "label_config": wrong})
-            assert reply.status_code == 422 and "labelling configuration" in reply.text
+            assert reply.status_code == 422
+            assert "labelling configuration" in reply.text
         assert client.sessions() == []

@@ -622,14 +622,18 @@ def test_every_method_is_in_the_table() -> None:
 @pytest.mark.parametrize("method", DEFAULTS)
 def test_defaults_are_the_transcribed_ones(method: str) -> None:
     actual = asdict(get_method(method).config())
-    wrong = [
-        f"{field} is {actual.get(field)!r}, but {value!r} by {source}"
-        for source, settings in DEFAULTS[method].items()
-        for field, value in settings.items()
-        if actual.get(field) != value
-    ]
+    wrong = []
+
+    for source, settings in DEFAULTS[method].items():
+        for field, value in settings.items():
+            if actual.get(field) != value:
+                says = f"{field} is {actual.get(field)!r}, but {value!r} by {source}"
+                wrong.append(says)
+
     assert not wrong, f"{method}: {'; '.join(wrong)}"
+
     unpinned = set(actual) - set(transcribed(method))
+
     assert unpinned == set(), "an option whose default nothing here tells"
 
 
@@ -638,6 +642,7 @@ def test_presets_are_the_transcribed_ones(method: str) -> None:
     """Each sets what the table says, and leaves the others at the defaults."""
     presets = get_method(method).presets
     expected = PRESETS.get(method, {})
+
     assert set(presets) == set(expected)
     for name, settings in expected.items():
         assert asdict(presets[name]) == transcribed(method) | settings, name
@@ -645,8 +650,10 @@ def test_presets_are_the_transcribed_ones(method: str) -> None:
 
 def test_no_value_is_told_twice() -> None:
     for method, sources in DEFAULTS.items():
-        told = [field for settings in sources.values() for field in settings]
-        assert len(told) == len(set(told)), method
+        fields: list[str] = []
+        for settings in sources.values():
+            fields += settings
+        assert len(fields) == len(set(fields)), method
 
 
 def test_sources_are_of_the_four_kinds() -> None:

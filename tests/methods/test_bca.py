@@ -14,16 +14,19 @@ RESTLESS = BCAConfig(likelihood_count=1, likelihood_threshold=0.0, prior_thresho
 def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Array:
     """Posteriors, each from the state that the images before it left."""
     N = len(text)
-    mu, priors = text.copy(), np.eye(N)
-    seen, judged = (
-        np.full(N, config.likelihood_count, float),
-        np.full(N, config.prior_count, float),
-    )
+    mu = text.copy()
+    priors = np.eye(N)
+    seen = np.full(N, config.likelihood_count, float)
+    judged = np.full(N, config.prior_count, float)
     predictions = []
     for f in stream:
         likelihood = softmax(scale * mu @ f)
-        posterior = sum(likelihood[m] * priors[m] for m in range(N))
+        posterior = np.zeros(N)
+        for m in range(N):
+            posterior += likelihood[m] * priors[m]
         predictions.append(posterior)
+
+        # the predicted class learns from the image, if it is sure enough
         s = int(posterior.argmax())
         if posterior[s] > config.likelihood_threshold:
             mu[s] = unit((seen[s] * mu[s] + f) / (seen[s] + 1))

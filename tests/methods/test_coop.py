@@ -30,9 +30,10 @@ def literal_logits(
     model: CLIP, learned: Mapping[str, Tensor], images: Tensor, position: str = "end"
 ) -> Tensor:
     """Texts put together token by token, with one context for all classes or one for each."""
-    context, text = learned["context"], []
+    context = learned["context"]
+    texts = []
     for row, name in enumerate(TINY_PROMPTS.names):
-        own, stop = words(model, name), words(model, ".")
+        own = words(model, name)
         learnable = list(context if context.ndim == 2 else context[row])
         half = len(learnable) // 2
         inside = {
@@ -40,10 +41,11 @@ def literal_logits(
             "middle": [*learnable[:half], *own, *learnable[half:]],
             "front": [*own, *learnable],
         }[position]
-        text.append(text_feature(model, [*inside, *stop]))
-    return (
-        model.scale * model.encode_image(images, normalize=True) @ torch.stack(text).T
-    )
+        stop = words(model, ".")
+        texts.append(text_feature(model, inside + stop))
+
+    features = model.encode_image(images, normalize=True)
+    return model.scale * features @ torch.stack(texts).T
 
 
 @pytest.mark.parametrize("position", ["end", "middle", "front"])
@@ -55,9 +57,8 @@ def test_logits_and_gradient_are_those_of_the_literal_tower(
     tokens = prompt_tokens(model, TINY_PROMPTS, 3, position)
 
     def ours(learned: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        return coop_logits(
-            model, tokens, learned, model.encode_image(images, normalize=True)
-        )
+        features = model.encode_image(images, normalize=True)
+        return coop_logits(model, tokens, learned, features)
 
     literal = partial(literal_logits, model, position=position)
     assert_same_logits(ours, literal, {"context": draw(*shape, seed=3)})
@@ -65,21 +66,20 @@ def test_logits_and_gradient_are_those_of_the_literal_tower(
 
 def test_the_first_step_of_a_fit_is_sgd_with_weight_decay() -> None:
     config = CoOpConfig(context_init=WORDS, lr=0.3, weight_decay=0.2)
-    assert_first_step(
-        "coop", config, partial(literal_logits, TINY), {"context": TINY.context(WORDS)}
-    )
+    start = {"context": TINY.context(WORDS)}
+    assert_first_step("coop", config, partial(literal_logits, TINY), start)
 
 
 def test_words_at_the_start_are_zero_shot() -> None:
-    prompts, images = (
-        ClassPrompts(("airplane", "polar_bear")),
-        make_images(2, seed=0)[0],
-    )
-    coop = create_method("coop", TINY, prompts, fitted={"context": TINY.context(WORDS)})
-    plain = create_method("zero_shot", TINY, prompts)
-    torch.testing.assert_close(
-        coop.predict(images).logits, plain.predict(images).logits
-    )
+    prompts = ClassPrompts(("airplane", "polar_bear"))
+    images, _ = make_images(2, seed=0)
+    start = {"context": TINY.context(WORDS)}
+    coop = create_method("coop", TINY, prompts, fitted=start)
+    actual = coop.predict(images).logits
+
+    zero_shot = create_method("zero_shot", TINY, prompts)
+    expected = zero_shot.predict(images).logits
+    torch.testing.assert_close(actual, expected)
 
 
 def test_a_context_that_leaves_no_room_is_refused() -> None:

@@ -21,30 +21,40 @@ LIVELY = DeYOConfig(entropy_threshold=0.75, plpd_threshold=0.0, lr=0.1)
 
 
 def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:
+    """The picture whose cell ``i`` is the image's cell ``order[i]``, row after row."""
     size = image.shape[-1] // grid
+
+    def cell(index: int) -> tuple[slice, slice]:
+        row, column = divmod(index, grid)
+        down = slice(row * size, (row + 1) * size)
+        across = slice(column * size, (column + 1) * size)
+        return down, across
+
     shuffled = torch.zeros_like(image)
     for index, source in enumerate(order.tolist()):
-        (y, x), (v, u) = divmod(index, grid), divmod(source, grid)
-        cell = image[:, v * size : (v + 1) * size, u * size : (u + 1) * size]
-        shuffled[:, y * size : (y + 1) * size, x * size : (x + 1) * size] = cell
+        down, across = cell(index)
+        from_down, from_across = cell(source)
+        shuffled[:, down, across] = image[:, from_down, from_across]
     return shuffled
 
 
 def literal_losses(live: Live, images: Tensor, order: Tensor) -> list[Tensor]:
     """Weighted entropies of the images that pass both filters."""
     chance = math.log(len(live.text))
-    actual = []
+    losses = []
     for image in images:
         p = live.logits(image[None]).softmax(dim=-1)[0]
         h = -(p * p.log()).sum()
-        if h < LIVELY.entropy_threshold * chance:
-            other = literal_shuffle(image, order, 4)[None]
-            q = live.logits(other).softmax(dim=-1)[0]
-            drop = (p.max() - q[p.argmax()]).detach()
-            if drop > LIVELY.plpd_threshold:
-                weight = (0.4 * chance - h.detach()).exp() + drop.exp()
-                actual.append(h * weight)
-    return actual
+        if h >= LIVELY.entropy_threshold * chance:
+            continue
+        other = literal_shuffle(image, order, 4)
+        q = live.logits(other[None]).softmax(dim=-1)[0]
+        drop = (p.max() - q[p.argmax()]).detach()
+        if drop <= LIVELY.plpd_threshold:
+            continue
+        weight = (0.4 * chance - h.detach()).exp() + drop.exp()
+        losses.append(h * weight)
+    return losses
 
 
 def test_a_stream_equals_a_training_loop() -> None:
@@ -56,30 +66,51 @@ def test_a_stream_equals_a_training_loop() -> None:
     taught = 0
     for images in TINY_IMAGES.split([4, 3, 3]):
         prediction = deyo.predict(images)
+
         order = torch.randperm(16, generator=generator)
         losses = literal_losses(live, images.double(), order)
-        taught += len(losses)
-        assert int(prediction.evidence["teaching"].sum()) == len(losses)
         if losses:
             optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
             descend(optimiser, torch.stack(losses).mean())
-    assert 0 < taught < 10  # both filters were passed by some and stopped others
+
+        teaching = prediction.evidence["teaching"]
+        assert int(teaching.sum()) == len(losses)
+        taught += len(losses)
+
+    # both filters were passed by some and stopped others
+    assert 0 < taught < 10
     torch.testing.assert_close(deyo.memory["norms"], flat(live.norms))
+
+
+@pytest.mark.parametrize("grid", [4, 5])
+def test_patches_are_put_together_to_the_size_of_the_image(grid: int) -> None:
+    patches = split_patches(TINY_IMAGES, grid)
+    side = 32 // grid
+
+    assert patches.shape == (10, grid * grid, 3, side, side)
+
+    together = join_patches(patches, 32)
+    assert together.shape == TINY_IMAGES.shape
+
+
+def test_patches_that_divide_the_image_come_back() -> None:
+    patches = split_patches(TINY_IMAGES, 4)
+    assert torch.equal(join_patches(patches, 32), TINY_IMAGES)
+
+
+@pytest.mark.parametrize("grid", [4, 5])
+def test_patches_are_shuffled_by_the_generator(grid: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(grid * grid, generator=generator)
+    patches = split_patches(TINY_IMAGES, grid)
+    expected = join_patches(patches[:, order], 32)
+
+    generator = torch.Generator().manual_seed(1)
+    mixed = shuffle_patches(TINY_IMAGES, grid, generator)
+    torch.testing.assert_close(mixed, expected)
 
 
 def test_nothing_is_learned_if_no_image_passes() -> None:
     deyo = DeYO(TINY, TINY_PROMPTS, DeYOConfig(entropy_threshold=0.0))
     deyo.predict(TINY_IMAGES)
     assert torch.equal(deyo.memory["norms"], deyo.tower.start)
-
-
-@pytest.mark.parametrize("grid", [4, 5])
-def test_patches_come_back_and_are_shuffled(grid: int) -> None:
-    patches = split_patches(TINY_IMAGES, grid)
-    assert patches.shape == (10, grid * grid, 3, 32 // grid, 32 // grid)
-    together = join_patches(patches, 32)
-    assert together.shape == TINY_IMAGES.shape
-    assert grid == 5 or torch.equal(together, TINY_IMAGES)
-    order = torch.randperm(grid * grid, generator=torch.Generator().manual_seed(1))
-    mixed = shuffle_patches(TINY_IMAGES, grid, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(mixed, join_patches(patches[:, order], 32))

@@ -11,6 +11,7 @@ from tests._helpers.arrays import (
     insert,
     softmax,
     surest,
+    unit,
 )
 from tests._helpers.tolerance import FEATURE
 
@@ -20,16 +21,29 @@ def numpy_dmn(stream: Array, text: Array, scale: float, config: DMNConfig) -> Ar
     memory: list[list[tuple[Array, Array]]] = [[] for _ in text]
     predictions = []
     for views in stream:
+        # the image enters the memory of its likeliest class
         p = softmax(scale * views @ text.T)
-        mean, f = p[surest(p, config.selection_fraction)].mean(axis=0), views[0]
-        insert(memory[int(mean.argmax())], (entropies(mean), f), config.capacity)
+        confident = surest(p, config.selection_fraction)
+        mean = p[confident].mean(axis=0)
+        label = int(mean.argmax())
+        f = views[0]
+        item = (entropies(mean), f)
+        insert(memory[label], item, config.capacity)
+
+        # each class reads its memory and its text, weighted by their likeness
         seen = np.zeros_like(text)
         for c, entries in enumerate(memory):
-            for m in [*(m for _, m in entries), text[c]]:
-                seen[c] += np.exp(-config.beta * (1 - f @ m)) * m
-            seen[c] /= np.linalg.norm(seen[c])
-        weight = config.memory_weight
-        predictions.append((p[0] + weight * softmax(scale * seen @ f)) / (1 + weight))
+            keys = [key for _, key in entries]
+            for m in [*keys, text[c]]:
+                distance = 1 - f @ m
+                seen[c] += np.exp(-config.beta * distance) * m
+            seen[c] = unit(seen[c])
+
+        # both predictions are mixed
+        q = softmax(scale * seen @ f)
+        w = config.memory_weight
+        mixed = (p[0] + w * q) / (1 + w)
+        predictions.append(mixed)
     return np.stack(predictions)
 
 

@@ -28,16 +28,25 @@ def build(**options: Any) -> DomainNorm:
 
 def zero_shot(adapter: DomainNorm, images: Tensor) -> Tensor:
     features = MODEL.encode_image(images, normalize=True)
-    return (MODEL.scale * features @ adapter.network.text.T).softmax(-1)
+    logits = MODEL.scale * features @ adapter.network.text.T
+    return logits.softmax(-1)
+
+
+def spoilt(images: Tensor) -> Tensor:
+    """The images, and two more that are not finite, as features that overflow would be."""
+    broken = images[:2].clone()
+    broken[0, 0, 0, 0] = torch.nan
+    broken[1] = torch.inf
+    return torch.cat([images, broken])
 
 
 def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> None:
-    one, other = (build(window=7) for _ in range(2))
+    one = build(window=7)
+    other = build(window=7)
     for images in make_batches(5, 4, 10):
-        straight, mixed = (
-            one.predict(images).logits,
-            other.predict(images.flip(0)).logits,
-        )
+        straight = one.predict(images).logits
+        mixed = other.predict(images.flip(0)).logits
+
     torch.testing.assert_close(mixed, straight.flip(0), atol=LOGIT, rtol=LOGIT)
 
 
@@ -49,64 +58,118 @@ def lit(light: float) -> Tensor:
 def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted() -> (
     None
 ):
-    images = make_batches(1, 1, 6)[0]
-    broken = torch.cat([images, images[:2]])
-    broken[6, 0, 0, 0], broken[7] = torch.nan, torch.inf
-    adapter, clean = build(window=6), build(window=6)
-    # as features that overflow would come; pixels that are not finite are refused
-    # before
-    actual, expected = adapter._predict(Batch(broken)), clean.predict(images)
+    (images,) = make_batches(1, 1, 6)
+    adapter = build(window=6)
+    # past the check of pixels, which refuses them
+    actual = adapter._predict(Batch(spoilt(images)))
+
+    clean = build(window=6)
+    expected = clean.predict(images)
+
     torch.testing.assert_close(actual.logits[:6], expected.logits)
-    torch.testing.assert_close(actual.logits[6:], torch.full((2, 6), -math.log(6)))
+    undecided = torch.full((2, 6), -math.log(6))
+    torch.testing.assert_close(actual.logits[6:], undecided)
     assert actual.evidence["non_finite"] == 2
-    torch.testing.assert_close(
-        adapter.state_dict(), clean.state_dict(), atol=SUM, rtol=SUM
-    )
-    before, nothing = adapter.state_dict(), adapter._predict(Batch(broken[6:]))
+
+    state = clean.state_dict()
+    torch.testing.assert_close(adapter.state_dict(), state, atol=SUM, rtol=SUM)
+
+
+def test_a_batch_of_images_that_are_not_finite_changes_nothing() -> None:
+    (images,) = make_batches(1, 1, 6)
+    adapter = build(window=6)
+    adapter.predict(images)
+    before = adapter.state_dict()
+    nothing = adapter._predict(Batch(spoilt(images)[6:]))
+
     assert adapter.summarize(nothing) == {"images": 2}
     assert_same_state(adapter, before)
 
 
 def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     """Only tensors that do not depend on the classes go over to another class list."""
-    few, every = (
-        DomainNorm(MODEL, ClassPrompts(NAMES[:n]), DomainNormConfig(domains=1))
-        for n in (3, 6)
-    )
+    config = DomainNormConfig(domains=1)
+    few = DomainNorm(MODEL, ClassPrompts(NAMES[:3]), config).memory
+    every = DomainNorm(MODEL, ClassPrompts(NAMES[:6]), config)
     names = set(every.memory)
-    per_class = {
-        name for name in names if few.memory[name].shape != every.memory[name].shape
-    }
-    assert per_class and not per_class & every.class_free
+    per_class = {name for name in names if few[name].shape != every.memory[name].shape}
+
+    assert per_class
+    assert not per_class & every.class_free
+
     # Sums that belong to per-class sums start again with them.
     sums = ("images", "confidence", "concentration", "recent_concentration")
-    beside = {f"domains.0.counts.{x}" for x in sums}
+    beside = {f"domains.0.counts.{name}" for name in sums}
+
     assert per_class | beside | every.class_free == names
 
 
-def test_evidence_holds_figures_of_the_adaptation() -> None:
-    batches = make_batches(3, 3, 20)
+def test_evidence_tells_how_far_the_norms_moved() -> None:
     adapter = build(window=20, domains=1)
-    lines = [health(adapter.predict(images).evidence) for images in batches]
-    distances = [line["distance"] for line in lines]
-    # Adam's first step moves every parameter by the learning rate (Eq. 12 at i = 1, k =
-    # W).
+    start = adapter.state.domains[0].norms.values
+    distances = []
+    for images in make_batches(3, 3, 20):
+        figures = health(adapter.predict(images).evidence)
+        distances.append(figures["distance"])
+
+    # Adam's first step moves every parameter by the learning rate (Eq. 12 at i = 1,
+    # k = W).
     assert distances[0] == pytest.approx(0.012, abs=1e-4)
-    moved = (
-        adapter.state.domains[0].norms.values - build().state.domains[0].norms.values
-    )
-    assert distances[2] == pytest.approx(float(moved.square().mean().sqrt()), abs=1e-4)
     assert distances[0] < distances[1] < distances[2]
-    plain = torch.cat([zero_shot(adapter, images) for images in batches])
-    assert lines[2]["confidence"] == pytest.approx(
-        float(plain.amax(1).mean()), abs=LOGIT
-    )
-    assert lines[2]["domains"] == 1
-    last = adapter.predict(batches[0])
-    changed = last.logits.argmax(dim=1) != zero_shot(adapter, batches[0]).argmax(dim=1)
-    assert health(last.evidence)["changed"] == pytest.approx(
-        float(changed.float().mean()), abs=1e-4
-    )
+
+    moved = adapter.state.domains[0].norms.values - start
+    root_mean_square = float(moved.square().mean().sqrt())
+
+    assert distances[2] == pytest.approx(root_mean_square, abs=1e-4)
+
+
+def test_evidence_tells_the_confidence_of_zero_shot_and_the_domains() -> None:
+    adapter = build(window=20, domains=1)
+    batches = make_batches(3, 3, 20)
+    for images in batches:
+        figures = health(adapter.predict(images).evidence)
+    probabilities = zero_shot(adapter, torch.cat(batches))
+    confidence = float(probabilities.amax(1).mean())
+
+    assert figures["confidence"] == pytest.approx(confidence, abs=LOGIT)
+    assert figures["domains"] == 1
+
+
+def test_evidence_tells_how_many_predictions_changed() -> None:
+    adapter = build(window=20, domains=1)
+    first, *others = make_batches(3, 3, 20)
+    for images in (first, *others):
+        adapter.predict(images)
+    last = adapter.predict(first)
+    before = zero_shot(adapter, first).argmax(dim=1)
+    changed = (last.logits.argmax(dim=1) != before).float().mean()
+    figures = health(last.evidence)
+
+    assert figures["changed"] == pytest.approx(float(changed), abs=1e-4)
+
+
+def visit(adapter: DomainNorm, images: Tensor) -> list[int]:
+    """The domain of each image, sent one at a time."""
+    return [adapter.predict(image[None]).evidence["domain"] for image in images]
+
+
+def test_single_images_that_stray_open_no_domain() -> None:
+    (images,) = make_batches(2, 1, 80)
+    far = 2.5 * draw(5, 1, 1, 1, seed=5)
+    images[40::8] += far
+    visits = visit(build(window=16), images)
+
+    assert set(visits) == {0}
+
+
+def test_sixteen_images_of_another_domain_open_it() -> None:
+    adapter = build(window=16)
+    (images,) = make_batches(2, 1, 80)
+    visit(adapter, images)
+    visits = visit(adapter, lit(-3.0))
+
+    assert visits[0] == 0
+    assert set(visits[16:]) == {1}
 
 
 def test_figures_in_words_promise_nothing() -> None:
@@ -124,28 +187,23 @@ def test_figures_in_words_promise_nothing() -> None:
     )
 
 
-def test_single_images_that_stray_open_no_domain_but_a_change_of_domain_does() -> None:
-    """One at a time: outliers stay in their domain; 16 images of another one open it."""
-    images = make_batches(2, 1, 80)[0]
-    images[40::8] += 2.5 * draw(5, 1, 1, 1, seed=5)
-    adapter = build(window=16)
-    for image in images:
-        assert adapter.predict(image[None]).evidence["domain"] == 0
-    visits = [adapter.predict(image[None]).evidence["domain"] for image in lit(-3.0)]
-    assert visits[0] == 0 and set(visits[16:]) == {1}
-
-
 def test_a_burst_of_another_domain_leaves_one_bit_for_bit_as_it_was() -> None:
     """Neither its LayerNorms nor its next steps depend on the images between."""
-    plain, disturbed = (build(domains=2, window=40) for _ in range(2))
-    for adapter in (plain, disturbed):
-        adapter.predict(lit(0.0))
+    plain = build(domains=2, window=40)
+    plain.predict(lit(0.0))
+    disturbed = build(domains=2, window=40)
+    disturbed.predict(lit(0.0))
     for _ in range(8):
         disturbed.predict(lit(-3.0))
-    assert [int(domain.images) for domain in disturbed.state.domains] == [40, 320]
+    seen = [int(domain.images) for domain in disturbed.state.domains]
+
+    assert seen == [40, 8 * 40]
+
     for images in (lit(0.0), lit(0.1)):
-        actual, expected = (adapter.predict(images) for adapter in (disturbed, plain))
-        assert torch.equal(actual.logits, expected.logits)
+        actual = disturbed.predict(images).logits
+        expected = plain.predict(images).logits
+        assert torch.equal(actual, expected)
+
     assert int(plain.state.domains[0].norms.steps) == 3
 
 
@@ -165,6 +223,7 @@ def test_a_full_step_asks_for_one_look_and_one_gradient(
     for _ in range(5):
         adapter.predict(lit(0.0))
     young = ["encode_and_measure", "count_batch", "loss_gradient", "features"]
+
     assert asked[:4] == young
     # From the fourth window on the pass of the step is the prediction.
     assert asked[-3:] == young[:3]
@@ -172,26 +231,34 @@ def test_a_full_step_asks_for_one_look_and_one_gradient(
 
 def test_batches_are_as_sure_as_zero_shot_all_along() -> None:
     """One threshold serves: neither the first batches nor the later ones are more sure."""
-    model, dataset = create_model("micro", device="cpu"), get_dataset("bundled")
-    chosen = np.random.default_rng(0).permutation(len(dataset))[:192].tolist()
-    images = [dataset.load(i) for i in chosen]
+    model = create_model("micro", device="cpu")
+    dataset = get_dataset("bundled")
+    shuffled = np.random.default_rng(0).permutation(len(dataset))
+    images = [dataset.load(i) for i in shuffled[:192].tolist()]
 
     def sure(name: str) -> list[float]:
-        rows = predict(images, dataset.names, model=model, method=name).rows
-        values = [float(row["probability"]) for row in rows]
-        return [sum(values[i : i + 64]) / 64 for i in (0, 64, 128)]
+        """Mean confidence of each of three batches."""
+        run = predict(images, dataset.names, model=model, method=name)
+        values = [float(row["probability"]) for row in run.rows]
+        batches = np.reshape(values, (3, 64))
+        means: list[float] = batches.mean(axis=1).tolist()
+        return means
 
-    for actual, expected in zip(sure("domain_norm"), sure("zero_shot"), strict=True):
-        assert actual == pytest.approx(expected, abs=0.04)
+    expected = sure("zero_shot")
+    assert sure("domain_norm") == pytest.approx(expected, rel=0, abs=0.04)
 
 
 def test_every_way_in_gives_the_same_probabilities() -> None:
-    model, dataset = create_model("micro", device="cpu"), get_dataset("bundled")
+    model = create_model("micro", device="cpu")
+    dataset = get_dataset("bundled")
     images = [dataset.load(i) for i in range(96)]
+
     adapter = create_method("domain_norm", model, dataset.prompts)
-    expected = torch.cat(
-        [adapter.predict(images[i : i + 64]).probabilities for i in (0, 64)]
-    )
+    first = adapter.predict(images[:64]).probabilities
+    second = adapter.predict(images[64:]).probabilities
+    expected = torch.cat([first, second]).amax(dim=1)
+
     run = predict(images, dataset.names, model=model, method="domain_norm")
     actual = torch.tensor([row["probability"] for row in run.rows])
-    torch.testing.assert_close(actual, expected.amax(dim=1), atol=1e-4, rtol=0)
+
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)

@@ -14,29 +14,41 @@ HEAVY: dict[str, Any] = {"weight_per_count": 0.05}
 def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> Array:
     """Probabilities of a stream of images (n, V, d), one after the other."""
     N, d = text.shape
-    mu, c = np.full((N, d), 1e-3), np.ones(N)
-    sigma = [config.initial_variance * np.eye(d) for _ in range(N)]
+    identity = np.eye(d)
+    mu = np.full((N, d), 1e-3)
+    c = np.ones(N)
+    sigma = [config.initial_variance * identity for _ in range(N)]
     predictions = []
     for views in images:
+        # the surest views, and their mean
         p = softmax(scale * views @ text.T)
         used = surest(p, config.selection_fraction)
-        views, p = views[used], p[used]
+        views = views[used]
+        p = p[used]
         f = views.mean(axis=0)
-        shared = (1 - config.shrinkage) * sum(sigma) / N + config.shrinkage * np.eye(d)
+
+        # density of the mean view under one covariance for all classes
+        pooled = sum(sigma) / N
+        shared = (1 - config.shrinkage) * pooled + config.shrinkage * identity
         inverse = np.linalg.inv(shared)
-        density = np.array([f @ inverse @ m - 0.5 * m @ inverse @ m for m in mu])
-        weight = min(
-            config.weight_per_count * c.mean() / len(views), config.largest_weight
-        )
-        predictions.append(softmax(scale * text @ f + weight * density))
+        density = np.zeros(N)
+        for k, m in enumerate(mu):
+            projected = inverse @ m
+            density[k] = f @ projected - 0.5 * m @ projected
+        per_view = config.weight_per_count * c.mean() / len(views)
+        weight = min(per_view, config.largest_weight)
+        zero_shot = scale * text @ f
+        predictions.append(softmax(zero_shot + weight * density))
+
+        # every class learns from every view, by its probability
         for k in range(N):
-            total = c[k] + p[:, k].sum()
-            centred = views - mu[k]
-            outer = sum(
-                q * np.outer(v, v) for q, v in zip(p[:, k], centred, strict=True)
-            )
+            share = p[:, k]
+            total = c[k] + share.sum()
+            outer = np.zeros((d, d))
+            for q, v in zip(share, views - mu[k], strict=True):
+                outer += q * np.outer(v, v)
             sigma[k] = (c[k] * sigma[k] + outer) / total
-            mu[k] = (c[k] * mu[k] + p[:, k] @ views) / total
+            mu[k] = (c[k] * mu[k] + share @ views) / total
             c[k] = total
     return np.stack(predictions)
 

@@ -1,4 +1,4 @@
-"""MOON against a numpy version of Algorithm 1 with a loop for every index."""
+"""MOON against a numpy version of Algorithm 1 with loops over images and classes."""
 
 import math
 
@@ -27,34 +27,60 @@ from tests._helpers.arrays import (
 from tests._helpers.clusters import make_clusters
 
 
+def fitted_lengths(f: Array, prior: Array, text: Array) -> Array:
+    """Lengths of the class means that fit the prior, with the texts for directions."""
+    lengths = np.zeros(len(text))
+    for k, direction in enumerate(text):
+        mass = prior[:, k]
+        share = mass / mass.sum()
+        difference = f - direction
+        squared = (difference**2).sum(axis=1)
+        mean = share @ squared
+        lengths[k] = 1 - mean / 2
+    return lengths
+
+
 def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array:
     """Assignments (B, N); comments give the numbered lines of Algorithm 1."""
-    (B, N), d = prior.shape, f.shape[1]
-    z = prior.copy()  # 1
-    lengths = np.zeros(N)
-    for k in range(N):  # 2
-        squared = sum(z[i, k] * ((f[i] - text[k]) ** 2).sum() for i in range(B))
-        lengths[k] = 1 - squared / (2 * z[:, k].sum())
+    B, N = prior.shape
+    d = f.shape[1]
+    # 1
+    z = prior.copy()
+    # 2
+    lengths = fitted_lengths(f, prior, text)
     mu = text.copy()
-    omega = neighbour_graph(f @ f.T, config.neighbours)  # 3
-    alpha = [1 / np.sqrt(prior[:, k].mean() * prior[:, k].max()) for k in range(N)]  # 4
+    # 3
+    omega = neighbour_graph(f @ f.T, config.neighbours)
+    # 4
+    presence = prior.mean(axis=0) * prior.max(axis=0)
+    alpha = 1 / np.sqrt(presence)
+
     for _ in range(config.rounds):
+        # 13
         r = np.clip(lengths, SHORTEST, LONGEST)
-        kappa = (d * r - r**3) / (1 - r**2)  # 13
+        kappa = (d * r - r**3) / (1 - r**2)
+        # 7, 8
+        volume = (d - 1) / 2 * np.log(kappa) - kappa
         old = z.copy()
-        for i in range(B):  # 7, 8
-            log_p = kappa * (mu @ f[i]) + (d - 1) / 2 * np.log(kappa) - kappa
-            near = [sum(omega[i, j] * old[j, k] for j in range(B)) for k in range(N)]
-            z[i] = softmax(np.log(prior[i]) + log_p + np.array(near))
+        for i in range(B):
+            log_p = kappa * (mu @ f[i]) + volume
+            near = np.zeros(N)
+            for j in range(B):
+                near += omega[i, j] * old[j]
+            z[i] = softmax(np.log(prior[i]) + log_p + near)
+        # 9
         safe = np.maximum(z, 1e-300)
-        gamma = 1 + (z * np.log(safe)).sum(axis=1) / np.log(N)  # 9
-        for k in range(N):  # 10 to 12
-            n = sum(gamma[i] for i in range(B) if z[i].argmax() == k)
+        entropy = -(z * np.log(safe)).sum(axis=1)
+        gamma = 1 - entropy / np.log(N)
+        # 10 to 12
+        for k in range(N):
+            n = gamma[z.argmax(axis=1) == k].sum()
             beta = n / (n + alpha[k])
             weights = gamma * safe[:, k]
-            v = (weights[:, None] * f).sum(axis=0) / weights.sum()
+            v = weights @ f / weights.sum()
             mean = beta * v + (1 - beta) * text[k]
-            mu[k], lengths[k] = unit(mean), np.linalg.norm(mean)
+            mu[k] = unit(mean)
+            lengths[k] = np.linalg.norm(mean)
     return z
 
 
@@ -78,38 +104,56 @@ def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
     The mean of the rare class is mostly its text, which has length 1: long, so that κ
     is large and its own image, at a cosine of 0.5, far off.
     """
-    E, n = 512, 15
-    text, images = torch.eye(E).double()[:2], torch.zeros(n + 1, E).double()
-    images[:n, 0], images[n, 1], images[:, 2] = 0.3, 0.3, 0.8
-    images[torch.arange(n + 1), 3 + torch.arange(n + 1)] = (1 - 0.3**2 - 0.8**2) ** 0.5
+    E = 512
+    n = 15
+    rest = 1 - 0.3**2 - 0.8**2
+    text = torch.eye(E).double()[:2]
+    images = torch.zeros(n + 1, E).double()
+    images[:n, 0] = 0.3
+    images[n, 1] = 0.3
+    images[:, 2] = 0.8
+    images[:, 3 : n + 4] = rest**0.5 * torch.eye(n + 1).double()
     logs = (100 * images @ text.T).log_softmax(dim=1)
 
     def log_likelihood(length: float, cosine: float) -> float:
         kappa = (E * length - length**3) / (1 - length**2)  # eq. (15)
         return kappa * (cosine - 1) + (E - 1) / 2 * math.log(kappa)
 
-    rare, many = (
-        1 / (1 + (1 / 16) ** -0.5),
-        n / (n + (n / 16) ** -0.5),
-    )  # β: λ = √(share · 1)
-    own = math.sqrt((0.3 * rare + 1 - rare) ** 2 + (1 - 0.09) * rare**2)
-    shared = (0.3 * many + 1 - many, 0.8 * many, many * math.sqrt(0.27 / n))
-    other = math.sqrt(sum(x * x for x in shared))
-    gap = log_likelihood(other, 0.8 * shared[1] / other) - log_likelihood(
-        own, (rare + 0.3 * (1 - rare)) / own
-    )
+    # β = n / (n + 1 / λ), λ = √(share · 1)
+    rare = 1 / (1 + (1 / 16) ** -0.5)
+    many = n / (n + (n / 16) ** -0.5)
+
+    # means: along the text, along what all share, and along what images have alone
+    rare_along_text = 0.3 * rare + (1 - rare)
+    rare_length = math.hypot(rare_along_text, rare * math.sqrt(1 - 0.3**2))
+    rare_cosine = (rare + 0.3 * (1 - rare)) / rare_length
+
+    many_along_text = 0.3 * many + (1 - many)
+    many_along_shared = 0.8 * many
+    many_alone = many * math.sqrt(rest / n)
+    many_length = math.hypot(many_along_text, many_along_shared, many_alone)
+    many_cosine = 0.8 * many_along_shared / many_length
+
+    likelihood_of_many = log_likelihood(many_length, many_cosine)
+    likelihood_of_rare = log_likelihood(rare_length, rare_cosine)
+    gap = likelihood_of_many - likelihood_of_rare
+
     assert gap > 500  # against the 30 of the texts
+
     weight = 1 / class_presence(logs.exp())
     means = shrunk_means(images, logs, text, weight)
     length = means.norm(dim=1)
-    likelihood = vmf_log_likelihood(
-        images[-1:], means / length[:, None], concentration(length, E)
-    )
-    assert float(likelihood[0, 0] - likelihood[0, 1]) == pytest.approx(gap, rel=1e-6)
+    directions = means / length[:, None]
+    kappa = concentration(length, E)
+    many_likelihood, rare_likelihood = vmf_log_likelihood(images, directions, kappa)[-1]
+
+    assert float(many_likelihood - rare_likelihood) == pytest.approx(gap, rel=1e-6)
+
+    before = logs.argmax(dim=1)
+    assert before.tolist() == [0] * n + [1]
+
     assigned = transduce(images, logs, text, MOONConfig()).argmax(dim=1)
-    assert logs.argmax(dim=1).tolist() == [0] * n + [1] and assigned.tolist() == [0] * (
-        n + 1
-    )
+    assert assigned.tolist() == [0] * n + [0]
 
 
 def test_it_gains_where_few_classes_are_present() -> None:
@@ -117,11 +161,17 @@ def test_it_gains_where_few_classes_are_present() -> None:
     gains = []
     for seed in range(5):
         features, labels, text = make_clusters(1600, classes=40, seed=seed, spread=0.8)
-        rows = torch.cat([(labels == c).nonzero()[:30, 0] for c in (3, 11)])
-        moon = on_features("moon", text)
-        right = (
-            moon.predict_features(features[rows]).logits.argmax(dim=-1) == labels[rows]
-        )
-        plain = (features[rows] @ text.T).argmax(dim=-1) == labels[rows]
-        gains.append(float(right.float().mean() - plain.float().mean()))
+        # thirty images of each of two classes
+        first = (labels == 3).nonzero()[:30, 0]
+        second = (labels == 11).nonzero()[:30, 0]
+        rows = torch.cat([first, second])
+        batch = features[rows]
+        truth = labels[rows]
+
+        adapted = on_features("moon", text).predict_features(batch).logits
+        zero_shot = batch @ text.T
+        right = adapted.argmax(dim=-1) == truth
+        right_before = zero_shot.argmax(dim=-1) == truth
+        gain = right.float().mean() - right_before.float().mean()
+        gains.append(float(gain))
     assert np.mean(gains) > 0.05

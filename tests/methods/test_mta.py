@@ -5,36 +5,45 @@ import pytest
 from torch.nn.functional import normalize
 
 from cliquetta.methods.mta import MTA, MTAConfig, find_mode
-from tests._helpers.arrays import Array, softmax
+from tests._helpers.arrays import Array, softmax, unit
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS, draw, with_views
 from tests._helpers.tolerance import ADAPTED, FEATURE
 
 
 def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]:
     """Mode, inlierness and iterations of one image: features (V, E), predictions (V, N)."""
-    V, most = len(f), config.iterations
+    V = len(f)
+    most = config.iterations
+    # the bandwidth of a view is its mean distance to the nearest others
+    neighbours = int(config.neighbour_fraction * (V - 1))
     h2 = np.empty(V)
+
     for p in range(V):
-        others = sorted(((f[p] - f[q]) ** 2).sum() for q in range(V) if q != p)
-        h2[p] = 0.5 * np.mean(others[: int(config.neighbour_fraction * (V - 1))])
+        others = np.delete(f, p, axis=0)
+        squared = sorted(((f[p] - others) ** 2).sum(axis=1))
+        h2[p] = 0.5 * np.mean(squared[:neighbours])
 
     def kernel(m: Array) -> Array:
-        return np.exp(-((f - m) ** 2).sum(axis=1) / (2 * h2))
+        squared = ((f - m) ** 2).sum(axis=1)
+        return np.exp(-squared / (2 * h2))
 
-    m, y, iterations = f[0], np.full(V, 1 / V), 0
+    m = f[0]
+    y = np.full(V, 1 / V)
+    iterations = 0
     for _ in range(most):
         k = kernel(m)
         for _ in range(most):
             iterations += 1
-            z = (k + config.affinity_weight * (s @ s.T) @ y) / config.entropy_weight
-            old, y = y, softmax(z)
+            agreement = config.affinity_weight * (s @ s.T) @ y
+            old = y
+            y = softmax((k + agreement) / config.entropy_weight)
             if np.linalg.norm(y - old) < config.tolerance:
                 break
         for _ in range(most):
             iterations += 1
             w = y * kernel(m)
-            old, m = m, (w[:, None] * f).sum(axis=0) / w.sum()
-            m = m / np.linalg.norm(m)
+            old = m
+            m = unit((w[:, None] * f).sum(axis=0) / w.sum())
             if np.linalg.norm(m - old) < config.tolerance:
                 break
     return m, y, iterations
@@ -57,20 +66,24 @@ def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]
 )
 def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
     # Unit features around one centre per image, some far off, and predictions for them.
-    spread = draw(6, 24, 1, seed=1).sigmoid() ** 3
-    around = draw(6, 1, 16) + 2 * spread * draw(6, 24, 16, seed=2)
-    features, text = (
-        normalize(x.float(), dim=-1) for x in (around, draw(6, 16, seed=3))
-    )
+    images = 6
+    centres = draw(images, 1, 16)
+    spread = draw(images, 24, 1, seed=1).sigmoid() ** 3
+    views = centres + 2 * spread * draw(images, 24, 16, seed=2)
+    features = normalize(views.float(), dim=-1)
+    text = normalize(draw(6, 16, seed=3).float(), dim=-1)
     probabilities = (10 * features @ text.T).softmax(dim=-1)
+
     modes, inlierness = find_mode(features, probabilities, config)
     counts = set()
-    for b in range(6):
-        one = features[b].double().numpy(), probabilities[b].double().numpy()
-        mode, y, count = numpy_mta(*one, config)
+    for image in range(images):
+        f = features[image].double().numpy()
+        s = probabilities[image].double().numpy()
+        mode, y, count = numpy_mta(f, s, config)
         counts.add(count)
-        np.testing.assert_allclose(modes[b].numpy(), mode, atol=FEATURE)
-        np.testing.assert_allclose(inlierness[b].numpy(), y, atol=FEATURE)
+        np.testing.assert_allclose(modes[image].numpy(), mode, atol=FEATURE)
+        np.testing.assert_allclose(inlierness[image].numpy(), y, atol=FEATURE)
+
     if config.tolerance == 2e-2:
         assert len(counts) > 1  # otherwise the masks were not put to the test
 
@@ -79,8 +92,15 @@ def test_the_adapter_scores_the_mode() -> None:
     adapter = MTA(TINY, TINY_PROMPTS, MTAConfig(views=16))
     batch = with_views(3, adapter.config.spec)
     logits = adapter.predict(batch).logits
+
     text = TINY.classifier(TINY_PROMPTS).double().numpy()
-    for b, views in enumerate(batch.views):
-        f = TINY.encode_image(views, normalize=True).double().numpy()
-        mode, _, _ = numpy_mta(f, softmax(TINY.scale * f @ text.T), adapter.config)
-        np.testing.assert_allclose(logits[b], TINY.scale * text @ mode, atol=ADAPTED)
+    for actual, views in zip(logits, batch.views, strict=True):
+        # features of the views and their zero-shot predictions
+        features = TINY.encode_image(views, normalize=True)
+        f = features.double().numpy()
+        s = softmax(TINY.scale * f @ text.T)
+
+        mode, _, _ = numpy_mta(f, s, adapter.config)
+        cosines = text @ mode
+        expected = TINY.scale * cosines
+        np.testing.assert_allclose(actual, expected, atol=ADAPTED)

@@ -23,28 +23,39 @@ def numpy_oga(
 ) -> Array:
     """Posteriors of a stream of batches."""
     N, d = text.shape
+    identity = np.eye(d)
     cache: list[list[tuple[Array, Array]]] = [[] for _ in range(N)]
     predictions = []
     for batch in batches:
+        # images enter the cache of their class
         prior = softmax(scale * batch @ text.T)
         for f, p in zip(batch, prior, strict=True):
-            insert(cache[int(p.argmax())], (entropies(p), f), config.capacity)
+            entries = cache[int(p.argmax())]
+            insert(entries, (entropies(p), f), config.capacity)
+
+        # a class of two images or more has their mean, others their text
         mu = text.copy()
+        rest = []
         for k, entries in enumerate(cache):
-            if len(entries) >= 2:
-                divisor = (
-                    config.capacity if config.divisor == "capacity" else len(entries)
-                )
-                mu[k] = sum(f for _, f in entries) / divisor
-        rest = np.array(
-            [f - mu[k] for k, entries in enumerate(cache) for _, f in entries]
-        )
-        inverse = d * np.eye(d)
+            features = [f for _, f in entries]
+            if len(features) >= 2:
+                by_capacity = config.divisor == "capacity"
+                divisor = config.capacity if by_capacity else len(features)
+                mu[k] = sum(features) / divisor
+            rest += [f - mu[k] for f in features]
+
+        # one covariance for all classes, shrunk to its mean variance
+        inverse = d * identity
         if max(len(entries) for entries in cache) > 2:
-            M = np.cov(rest.T)
-            inverse = d * np.linalg.inv((len(rest) - 1) * M + np.trace(M) * np.eye(d))
+            M = np.cov(np.array(rest).T)
+            freedom = len(rest) - 1
+            shrunk = freedom * M + np.trace(M) * identity
+            inverse = d * np.linalg.inv(shrunk)
+
+        # predictions are weighed with the density of each class
         for f, p in zip(batch, prior, strict=True):
-            log_density = np.array([-0.5 * (f - m) @ inverse @ (f - m) for m in mu])
+            distances = [(f - m) @ inverse @ (f - m) for m in mu]
+            log_density = -0.5 * np.array(distances)
             z = p * softmax(config.likelihood_weight * log_density)
             predictions.append(z / z.sum())
     return np.stack(predictions)
@@ -62,24 +73,34 @@ def test_a_stream_equals_numpy(config: OGAConfig) -> None:
     sizes = [4, 1, 60, 25]
 
     def literal(stream: Array, text: Array, scale: float, config: OGAConfig) -> Array:
-        return numpy_oga(np.split(stream, np.cumsum(sizes)[:-1]), text, scale, config)
+        ends = np.cumsum(sizes)[:-1]
+        batches = np.split(stream, ends)
+        return numpy_oga(batches, text, scale, config)
 
     assert_stream(literal, "oga", config, sizes, moved=0.02)
 
 
 def test_a_full_cache_is_inverted_without_shrinkage() -> None:
     """More entries than four times the width."""
-    keys, filled = draw(5, 12, 6), torch.ones(5, 12, dtype=torch.bool)
+    keys = draw(5, 12, 6)
+    filled = torch.ones(5, 12, dtype=torch.bool)
     filled[2, 9:] = False
-    text, config = torch.zeros(5, 6).double(), OGAConfig(capacity=12, divisor="entries")
+    text = torch.zeros(5, 6).double()
+    config = OGAConfig(capacity=12, divisor="entries")
     means = cache_means(keys, filled, text, config)
-    rest = np.concatenate([(keys[k][filled[k]] - means[k]).numpy() for k in range(5)])
-    ours = ridge_covariance(keys, filled, means).numpy()
-    np.testing.assert_allclose(ours, np.cov(rest.T), rtol=ADAPTED, atol=FEATURE)
+    covariance = ridge_covariance(keys, filled, means).numpy()
+
+    rest = (keys - means[:, None])[filled].numpy()
+    expected = np.cov(rest.T)
+
+    np.testing.assert_allclose(covariance, expected, rtol=ADAPTED, atol=FEATURE)
 
 
 def test_equal_images_leave_no_spread_to_divide_by() -> None:
     _, _, text = make_clusters(1)
     oga = on_features("oga", text)
-    logits = oga.predict_features(text[:1].expand(9, -1)).logits
-    assert logits.isfinite().all() and (logits.argmax(dim=-1) == 0).all()
+    nine_times_the_first_text = text[:1].expand(9, -1)
+    logits = oga.predict_features(nine_times_the_first_text).logits
+
+    assert logits.isfinite().all()
+    assert logits.argmax(dim=-1).tolist() == [0] * 9

@@ -14,19 +14,26 @@ def numpy_onzeta(
 ) -> Array:
     """Predictions, one image after the other."""
     N = len(text)
-    tau_v = config.vision_temperature / scale
-    w, rho, predictions = text.copy(), np.zeros(N), []
+    temperature = config.vision_temperature / scale
+    w = text.copy()
+    rho = np.zeros(N)
+    predictions = []
     for t, f in enumerate(stream, start=1):
+        # text: zero-shot with dual variables that even the classes out
         q = softmax(scale * text @ f) * np.exp(rho)
         q /= q.sum()
-        rho = np.maximum(
-            0, rho - config.dual_lr / np.sqrt(t) * (q - config.balance / N)
-        )
-        r = softmax(w @ f / tau_v)
-        beta = config.vision_weight * np.sqrt(min(t, config.horizon) / config.horizon)
+        excess = q - config.balance / N
+        rho = np.maximum(0, rho - config.dual_lr / np.sqrt(t) * excess)
+
+        # vision: proxies that learn, with a weight that grows
+        r = softmax(w @ f / temperature)
+        grown = min(t, config.horizon) / config.horizon
+        beta = config.vision_weight * np.sqrt(grown)
         predictions.append(beta * r + (1 - beta) * q)
+
+        rate = config.proxy_lr / np.sqrt(t) / temperature
         for k in range(N):
-            w[k] = unit(w[k] - config.proxy_lr / np.sqrt(t) / tau_v * (r[k] - q[k]) * f)
+            w[k] = unit(w[k] - rate * (r[k] - q[k]) * f)
     return np.stack(predictions)
 
 
@@ -43,10 +50,15 @@ def test_a_stream_equals_numpy(config: OnZetaConfig) -> None:
 
 def test_rows_of_zeros_are_no_images() -> None:
     features, _, text = make_clusters(20)
-    plain, padded = (on_features("onzeta", text) for _ in range(2))
-    assert isinstance(plain, OnZeta) and isinstance(padded, OnZeta)
+    plain = on_features("onzeta", text)
+    padded = on_features("onzeta", text)
+
+    assert isinstance(plain, OnZeta)
+    assert isinstance(padded, OnZeta)
+
     for part in features.split(10):
+        no_images = torch.zeros(6, part.shape[1])
         (expected,) = plain._learn(part)
-        (actual,) = padded._learn(torch.cat([part, torch.zeros(6, part.shape[1])]))
+        (actual,) = padded._learn(torch.cat([part, no_images]))
         torch.testing.assert_close(actual[:10], expected)
         torch.testing.assert_close(padded.state_dict(), plain.state_dict())

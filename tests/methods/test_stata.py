@@ -1,4 +1,4 @@
-"""StatA against a numpy version with a loop for every index."""
+"""StatA against a numpy version with loops over images and classes."""
 
 import numpy as np
 import pytest
@@ -10,34 +10,52 @@ from tests._helpers.arrays import Array, assert_batch, neighbour_graph, softmax,
 def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Array:
     """Assignments (B, N) by the update rules as they are printed."""
     B, N = prior.shape
-    w = neighbour_graph(f @ f.T, config.neighbours)
-    anchor = (
-        sum(prior[i, k] * (f[i] - text[k]) ** 2 for i in range(B) for k in range(N)) / B
-    )
-    mu, sigma, z = text.copy(), np.stack([anchor] * N), prior.copy()
+    graph = neighbour_graph(f @ f.T, config.neighbours)
+    w = graph + graph.T
     tau = config.gaussian_temperature
+
+    # the anchor's variance: that of all images around all texts
+    anchor = np.zeros(f.shape[1])
+    for k in range(N):
+        anchor += prior[:, k] @ (f - text[k]) ** 2 / B
+    mu = text.copy()
+    sigma = np.stack([anchor] * N)
+
+    def assign(z: Array) -> Array:
+        """Assignments after those of an inner step."""
+        near = w @ z / (2 * config.neighbours)
+        new = np.zeros_like(z)
+        for i in range(B):
+            # classes as Gaussians with a variance of their own
+            likelihood = np.zeros(N)
+            for k in range(N):
+                difference = f[i] - mu[k]
+                squared = difference**2 / sigma[k]
+                volume = np.log(sigma[k])
+                likelihood[k] = -0.5 * (squared + volume).sum()
+
+            # beside the text and the neighbours
+            exponent = likelihood / tau + near[i]
+            new[i] = softmax(np.log(prior[i]) + exponent)
+        return new
+
+    z = prior.copy()
     for updates in range(config.rounds + 1):
         for _ in range(config.inner_steps):
-            old = z.copy()
-            for i in range(B):
-                exponent = np.zeros(N)
-                for k in range(N):
-                    squared = ((f[i] - mu[k]) ** 2 / sigma[k]).sum() + np.log(
-                        sigma[k]
-                    ).sum()
-                    near = sum((w[i, j] + w[j, i]) * old[j, k] for j in range(B))
-                    exponent[k] = -0.5 * squared / tau + near / (2 * config.neighbours)
-                z[i] = softmax(np.log(prior[i]) + exponent)
-        for k in range(N) if updates < config.rounds else ():
-            n = sum(z[i].argmax() == k for i in range(B))
+            z = assign(z)
+        if updates == config.rounds:
+            break
+        # means and variances between those of the images and those of the anchor
+        for k in range(N):
+            n = (z.argmax(axis=1) == k).sum()
             beta = n / (n + config.anchor_weight)
-            v = sum(z[i, k] * f[i] for i in range(B)) / z[:, k].sum()
-            mu[k] = unit(beta * unit(v) + (1 - beta) * text[k])
-            spread = (
-                sum(z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B)) / z[:, k].sum()
-            )
-            sigma[k] = beta * spread + (1 - beta) * (anchor + (text[k] - mu[k]) ** 2)
-            sigma[k] = np.maximum(sigma[k], 1e-6)
+            share = z[:, k] / z[:, k].sum()
+            mean = unit(share @ f)
+            mu[k] = unit(beta * mean + (1 - beta) * text[k])
+            spread = share @ (f - mu[k]) ** 2
+            around_text = anchor + (text[k] - mu[k]) ** 2
+            variance = beta * spread + (1 - beta) * around_text
+            sigma[k] = np.maximum(variance, 1e-6)
     return z
 
 

@@ -23,25 +23,35 @@ def random_products(seed: int) -> Tensor:
 def test_the_distance_is_that_of_principal_angles(skipped: int) -> None:
     products = random_products(0)
     basis = principal_directions(random_products(1), 3, skipped)
-    ours, _ = chordal_distance(products, basis, skipped)
-    by_value = torch.linalg.svd(products).Vh[skipped : skipped + 3]
-    cosines = torch.linalg.svdvals(basis @ by_value.T)
-    torch.testing.assert_close(ours, (1 - cosines**2).sum())
-    same, _ = chordal_distance(products, by_value, skipped)
-    assert abs(float(same)) < 1e-12
+    distance, _ = chordal_distance(products, basis, skipped)
+
+    vectors = torch.linalg.svd(products).Vh
+    cosines = torch.linalg.svdvals(basis @ vectors[skipped : skipped + 3].T)
+    squared_sines = 1 - cosines**2
+
+    torch.testing.assert_close(distance, squared_sines.sum())
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_space_is_at_no_distance_from_itself(skipped: int) -> None:
+    products = random_products(0)
+    vectors = torch.linalg.svd(products).Vh
+    distance, _ = chordal_distance(products, vectors[skipped : skipped + 3], skipped)
+
+    assert abs(float(distance)) < 1e-12
 
 
 def literal_variance(features: Tensor, labels: list[int]) -> Tensor:
+    """Variance between classes: that of all less that within each."""
+    classes = torch.tensor(labels)
+    centre = features.mean(0)
     total = features.new_zeros(())
+
     for feature, label in zip(features, labels, strict=True):
-        own = torch.stack(
-            [f for f, c in zip(features, labels, strict=True) if c == label]
-        ).mean(0)
-        total = (
-            total
-            + ((feature - features.mean(0)) ** 2).sum()
-            - ((feature - own) ** 2).sum()
-        )
+        own = features[classes == label].mean(0)
+        from_all = ((feature - centre) ** 2).sum()
+        from_own = ((feature - own) ** 2).sum()
+        total = total + from_all - from_own
     return total / len(labels)
 
 
@@ -50,27 +60,38 @@ def test_a_stream_equals_two_steps_per_batch() -> None:
     subtta = SubTTA(double_clip(), TINY_PROMPTS, config)
     live = Live()
     text = live.text
-    basis = torch.linalg.svd(text - text.mean(0), full_matrices=False).Vh[
-        1 : len(text) - 1
-    ]
+    centred = text - text.mean(0)
+    vectors = torch.linalg.svd(centred, full_matrices=False).Vh
+    basis = vectors[1 : len(text) - 1]
     optimiser = torch.optim.AdamW(live.norms, lr=config.lr, weight_decay=0.01)
     average = torch.cov(text.T)
+
     for images in TINY_IMAGES.split([6, 4]):
+        # first step: the images' principal directions towards those of the texts
         covariance = torch.cov(live.model.encode_image(images).T)
         average = 0.3 * average.detach() + 0.7 * covariance
-        vectors = torch.linalg.eigh(average).eigenvectors  # torch's own derivative
-        spanned = vectors[:, -len(basis) - 1 : -1]
-        descend(optimiser, -(basis @ spanned).square().sum() / len(basis) / 0.7)
-        features = unit_rows(live.model.encode_image(images) @ basis.T @ basis)
+        directions = torch.linalg.eigh(average).eigenvectors  # torch's own derivative
+        spanned = directions[:, -len(basis) - 1 : -1]
+        likeness = (basis @ spanned).square().sum() / len(basis)
+        descend(optimiser, -likeness / 0.7)
+
+        # second step: classes apart, inside of the texts' space
+        projected = live.model.encode_image(images) @ basis.T @ basis
+        features = unit_rows(projected)
         labels = (features @ text.T).argmax(dim=-1).tolist()
         assert len(set(labels)) > 1
         descend(optimiser, -literal_variance(features, labels))
+
         torch.testing.assert_close(subtta.predict(images).logits, live.predict(images))
+
     torch.testing.assert_close(subtta.memory["norms.values"], flat(live.norms))
 
 
 def test_one_predicted_class_is_not_separated() -> None:
     """A single image has no covariance either: AdamW's decay alone moves the norms."""
-    subtta = SubTTA(double_clip(), TINY_PROMPTS, SubTTAConfig(weight_decay=0.0))
+    config = SubTTAConfig(weight_decay=0.0)
+    subtta = SubTTA(double_clip(), TINY_PROMPTS, config)
     image = TINY_IMAGES[:1]
-    torch.testing.assert_close(subtta.predict(image).logits, Live().predict(image))
+    expected = Live().predict(image)
+
+    torch.testing.assert_close(subtta.predict(image).logits, expected)

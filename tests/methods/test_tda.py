@@ -1,12 +1,10 @@
 """TDA against a numpy version that takes one image after the other and keeps lists."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from cliquetta.methods import tda as tda_module
 from cliquetta.methods.building.registry import get_method
@@ -25,31 +23,38 @@ def numpy_tda(
     stream: Array, text: Array, scale: float, config: TDAConfig
 ) -> tuple[Array, Cache, Cache]:
     """Logits of a stream (B, V, E), and both caches at its end."""
-    positive, negative, predictions = Cache(), Cache(), []
+    positive = Cache()
+    negative = Cache()
+    predictions = []
+    least, most = config.entropy_window
+    low, high = config.probability_window
+
     for views in stream:
-        z = scale * views @ text.T
-        sure = surest(softmax(z), config.selection_fraction)
-        f, z, p = (x[sure].mean(axis=0) for x in (views, z, softmax(z)))
-        item, label = (float(entropies(p)), f, p), int(z.argmax())
+        # means of the surest views
+        logits = scale * views @ text.T
+        sure = surest(softmax(logits), config.selection_fraction)
+        f = views[sure].mean(axis=0)
+        z = logits[sure].mean(axis=0)
+        p = softmax(logits)[sure].mean(axis=0)
+
+        # the image enters the positive cache, and the negative one if it is in doubt
+        entropy = float(entropies(p))
+        item = (entropy, f, p)
+        label = int(z.argmax())
         insert(positive.setdefault(label, []), item, config.positive_capacity)
-        if (
-            config.entropy_window[0]
-            < item[0] / math.log2(len(text))
-            < config.entropy_window[1]
-        ):
+        if least < entropy / math.log2(len(text)) < most:
             insert(negative.setdefault(label, []), item, config.negative_capacity)
+
+        # like images speak for their class, and against what they may have been
         for c, entries in positive.items():
             for _, key, _ in entries:
-                z[c] += config.positive_alpha * np.exp(
-                    -config.positive_beta * (1 - f @ key)
-                )
-        low, high = config.probability_window
+                affinity = np.exp(-config.positive_beta * (1 - f @ key))
+                z[c] += config.positive_alpha * affinity
         for entries in negative.values():
             for _, key, q in entries:
-                weight = config.negative_alpha * np.exp(
-                    -config.negative_beta * (1 - f @ key)
-                )
-                z -= weight * ((q > low) & (q < high))
+                affinity = np.exp(-config.negative_beta * (1 - f @ key))
+                in_doubt = (q > low) & (q < high)
+                z -= config.negative_alpha * affinity * in_doubt
         predictions.append(z)
     return np.stack(predictions), positive, negative
 
@@ -68,22 +73,30 @@ def test_a_stream_equals_numpy_one_by_one(
     monkeypatch.setattr(tda_module, "DENSE", dense)
     features, _, text = make_clusters(120)
     stream = make_views(features, views)
-    arrays = stream.double().numpy(), text.double().numpy()
-    expected, positive, negative = numpy_tda(*arrays, TINY.scale, config)
-    tda = on_features("tda", text, config)
-    parts = [
-        tda.predict_features(part).logits for part in stream.split([50, 1, 30, 39])
-    ]
-    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=LOGIT)
+    expected, positive, negative = numpy_tda(
+        stream.double().numpy(),
+        text.double().numpy(),
+        TINY.scale,
+        config,
+    )
+
     assert any(negative.values()), "the negative cache was never asked"
+
+    tda = on_features("tda", text, config)
+    actual = []
+    for part in stream.split([50, 1, 30, 39]):
+        actual.append(tda.predict_features(part).logits)
+    logits = torch.cat(actual).numpy()
+
+    np.testing.assert_allclose(logits, expected, atol=LOGIT)
+    # both caches hold the same entropies, and nothing else
     for name, lists in (("positive", positive), ("negative", negative)):
-        entropies = tda.memory[f"{name}.entropy"]
-        for c in range(len(text)):
-            wanted = [entry[0] for entry in lists.get(c, [])]
-            np.testing.assert_allclose(
-                entropies[c][: len(wanted)].numpy(), wanted, rtol=LOGIT
-            )
-            assert entropies[c][len(wanted) :].isinf().all()
+        for c, row in enumerate(tda.memory[f"{name}.entropy"]):
+            entries = lists.get(c, [])
+            wanted = [entropy for entropy, _, _ in entries]
+            filled = row[: len(entries)].numpy()
+            np.testing.assert_allclose(filled, wanted, rtol=LOGIT)
+            assert row[len(entries) :].isinf().all()
 
 
 @pytest.mark.parametrize(
@@ -92,45 +105,53 @@ def test_a_stream_equals_numpy_one_by_one(
 )
 def test_all_classes_of_a_window_are_listed(window: tuple[float, float]) -> None:
     logits = draw(200, 60)
+    low, high = window
     for sharpness in (0.0, 1.0, 3.0, 30.0):  # from one over all classes to one class
         for N in (2, 4, 5, 33, 60):
             p = (sharpness * logits[:, :N]).softmax(dim=1)
-            listed = classes_within(p, window, most_classes(window[0], N))
-            inside = F.pad((p > window[0]) & (p < window[1]), (1, 0))  # class 0 is none
-            assert (
-                torch.zeros_like(inside)
-                .scatter(1, listed, True)[:, 1:]
-                .equal(inside[:, 1:])
-            )
+            most = most_classes(low, N)
+            listed = classes_within(p, window, most)
+
+            # classes are numbered from one: zero is none
+            marked = torch.zeros(200, N + 1, dtype=torch.bool)
+            marked.scatter_(1, listed, True)
+            above = p > low
+            below = p < high
+            assert marked[:, 1:].equal(above & below)
 
 
 def test_memory_grows_linearly_with_the_classes() -> None:
     def held(classes: int) -> int:
         tda = on_features("tda", torch.eye(classes, 24))
-        return sum(
-            v.numel() * v.element_size() for v in tda.memory.state_dict().values()
-        )
+        return sum(value.nbytes for value in tda.memory.state_dict().values())
 
     assert held(800) == 10 * held(80)
 
 
-def test_tuned_constants_are_presets_and_the_default_is_imagenets() -> None:
+def test_the_default_is_imagenets() -> None:
+    entry = get_method("tda")
+    assert entry.presets["imagenet"] == TDAConfig()
+    assert entry.config() == TDAConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "beta", "views"),
+    [("food101", 1, 1, 1), ("imagenet-sketch", 2.363, 7.45, 64), ("views", 2, 5, 64)],
+)
+def test_presets_are_the_authors(
+    name: str, alpha: float, beta: float, views: int
+) -> None:
+    preset = get_method("tda").presets[name]
+    assert preset == TDAConfig(positive_alpha=alpha, positive_beta=beta, views=views)
+
+
+def test_tuned_constants_are_those_of_the_positive_cache() -> None:
     entry = get_method("tda")
     assert len(entry.tuned_by_authors) == 15
-    assert entry.presets["imagenet"] == TDAConfig() == entry.config()
     assert "views" not in entry.tuned_by_authors
-    assert entry.presets["views"] == TDAConfig(views=64)
-    for name, alpha, beta, views in (
-        ("food101", 1, 1, 1),
-        ("imagenet-sketch", 2.363, 7.45, 64),
-    ):
-        changed: dict[str, Any] = {
-            "positive_alpha": alpha,
-            "positive_beta": beta,
-            "views": views,
-        }
-        assert entry.presets[name] == TDAConfig(**changed)
-    for name in entry.tuned_by_authors:  # the rest is the same everywhere
+
+    default = vars(TDAConfig())
+    for name in entry.tuned_by_authors:
         preset = vars(entry.presets[name])
-        same = set(preset) - {"positive_alpha", "positive_beta", "views"}
-        assert all(preset[field] == vars(TDAConfig())[field] for field in same)
+        changed = {field for field in preset if preset[field] != default[field]}
+        assert changed <= {"positive_alpha", "positive_beta", "views"}

@@ -11,9 +11,14 @@ def test_a_stream_equals_a_training_loop() -> None:
     tent = Tent(double_clip(), TINY_PROMPTS, TentConfig())
     live = Live()
     optimiser = torch.optim.Adam(live.norms, lr=1e-3, betas=(0.9, 0.999))
+
     for images in TINY_IMAGES.split([4, 3, 3]):
         prediction = tent.predict(images).logits
+
+        # predicted before the step
         logits = live.logits(images)
-        descend(optimiser, entropies(logits).mean())
         torch.testing.assert_close(prediction, logits.detach().float())
+        mean_entropy = entropies(logits).mean()
+        descend(optimiser, mean_entropy)
+
     torch.testing.assert_close(tent.memory["norms.values"], flat(live.norms))

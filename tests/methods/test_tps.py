@@ -16,12 +16,15 @@ def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) ->
     """Logits (N,) of one image whose views are (V, E)."""
     shift = torch.zeros_like(text, requires_grad=True)
     optimiser = torch.optim.AdamW(
-        [shift], lr=config.lr, weight_decay=config.weight_decay
+        [shift],
+        lr=config.lr,
+        weight_decay=config.weight_decay,
     )
     for _ in range(config.steps):
         moved = unit_rows(text + shift)
-        selected = views[surest(scale * views @ moved.T, config.selection_fraction)]
-        mean = (scale * selected @ moved.T).softmax(dim=-1).mean(dim=0)
+        logits = scale * views @ moved.T
+        selected = logits[surest(logits, config.selection_fraction)]
+        mean = selected.softmax(dim=-1).mean(dim=0)
         descend(optimiser, -(mean * mean.log()).sum())
     with torch.no_grad():
         return scale * unit_rows(text + shift) @ views[0]
@@ -31,12 +34,16 @@ def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) ->
     "config", [TPSConfig(), TPSConfig(steps=3, lr=0.1, weight_decay=0.3)]
 )
 def test_every_image_equals_torch(config: TPSConfig) -> None:
-    features, _, text = (
-        x.double() if x.is_floating_point() else x for x in make_clusters(6)
-    )
-    views = make_views(features.float(), 30).double()
-    expected = torch.stack([literal_tps(v, text, TINY.scale, config) for v in views])
-    prediction = on_features("tps", text, config).predict_features(views).logits
-    torch.testing.assert_close(prediction, expected.float(), atol=LOGIT, rtol=LOGIT)
-    plain = (TINY.scale * features @ text.T).float()
-    assert not torch.allclose(prediction, plain, atol=0.02)
+    features, _, text = make_clusters(6)
+    text = text.double()
+    views = make_views(features, 30).double()
+    tps = on_features("tps", text, config)
+    actual = tps.predict_features(views).logits
+
+    literal = [literal_tps(view, text, TINY.scale, config) for view in views]
+    expected = torch.stack(literal).float()
+    torch.testing.assert_close(actual, expected, atol=LOGIT, rtol=LOGIT)
+
+    # it moves: without a step the logits are others
+    plain = TINY.scale * features.double() @ text.T
+    assert not torch.allclose(actual, plain.float(), atol=0.02)

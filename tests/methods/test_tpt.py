@@ -1,5 +1,6 @@
 """TPT against one image at a time with plain autograd."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -27,28 +28,42 @@ def batch() -> Batch:
 
 def literal_logits(prompts: ClassPrompts, features: Tensor, context: Tensor) -> Tensor:
     """Logits of features under a context in the first template."""
-    first, *others = (prompts.texts(template) for template in prompts.templates)
-    total = TINY.encode_text(first, context=context, normalize=True)
-    for texts in others:
-        total = total + TINY.encode_text(texts, normalize=True)
-    return TINY.scale * features @ F.normalize(total, dim=-1).T
+    first, *others = prompts.templates
+    learned = prompts.texts(first)
+    total = TINY.encode_text(learned, context=context, normalize=True)
+    # the other templates stay as they are
+    for template in others:
+        texts = prompts.texts(template)
+        encoded = TINY.encode_text(texts, normalize=True)
+        total = total + encoded
+    text = F.normalize(total, dim=-1)
+    return TINY.scale * features @ text.T
 
 
 def literal_loss(prompts: ClassPrompts, features: Tensor, context: Tensor) -> Tensor:
     """Marginal entropy of one image's selected views (K, E), by its definition."""
-    mean = literal_logits(prompts, features, context).softmax(dim=-1).mean(dim=0)
+    logits = literal_logits(prompts, features, context)
+    mean = logits.softmax(dim=-1).mean(dim=0)
     return -(mean * mean.log()).sum()
 
 
 def literal_tpt(prompts: ClassPrompts, views: Tensor, config: TPTConfig) -> Tensor:
     """Logits of one image: every step as in the paper, AdamW by its formula."""
+    # the confident views
     features = TINY.encode_image(views, normalize=True)
-    logits = TINY.scale * features @ TINY.classifier(prompts).T
+    text = TINY.classifier(prompts)
+    logits = TINY.scale * features @ text.T
     selected = features[surest(logits, config.selection_fraction)]
+
+    # one step of the context
     context = TINY.context("a photo of a").requires_grad_()
-    (gradient,) = torch.autograd.grad(literal_loss(prompts, selected, context), context)
-    moved = context * (1 - config.lr * config.weight_decay)
-    moved = moved - config.lr * gradient / (gradient.abs() + 1e-8)
+    loss = literal_loss(prompts, selected, context)
+    (gradient,) = torch.autograd.grad(loss, context)
+    step = gradient / (gradient.abs() + 1e-8)
+    decayed = context * (1 - config.lr * config.weight_decay)
+    moved = decayed - config.lr * step
+
+    # the image itself under the learned context
     return literal_logits(prompts, features[0], moved).detach()
 
 
@@ -57,11 +72,15 @@ def literal_tpt(prompts: ClassPrompts, views: Tensor, config: TPTConfig) -> Tens
 def test_many_images_at_once_equal_the_paper_one_at_a_time(
     batch: Batch, rows: int, templates: int
 ) -> None:
-    prompts = ClassPrompts(ONE.names, ("a photo of a {}.", "{}, sketched")[:templates])
-    config = TPTConfig(views=20, selection_fraction=0.25, text_chunk=rows, chunk=rows)
+    both = ("a photo of a {}.", "{}, sketched")
+    prompts = ClassPrompts(ONE.names, both[:templates])
+    config = replace(CONFIG, text_chunk=rows, chunk=rows)
     logits = TPT(TINY, prompts, config).predict(batch).logits
-    expected = torch.stack([literal_tpt(prompts, v, config) for v in batch.views])
-    assert_near(logits, expected, LOGIT)
+
+    assert batch.views is not None
+
+    expected = [literal_tpt(prompts, views, config) for views in batch.views]
+    assert_near(logits, torch.stack(expected), LOGIT)
 
 
 def test_every_image_has_its_own_gradient(batch: Batch) -> None:
@@ -73,7 +92,8 @@ def test_text_goes_through_the_tower_twice_per_image(
 ) -> None:
     adapter = TPT(TINY, ONE, CONFIG)
     tower = TINY.require_text()
-    plain, rows = tower.encode, []
+    plain = tower.encode
+    rows = []
 
     def spy(embeddings: Tensor, *args: Tensor, **options: tuple[Tensor, ...]) -> Tensor:
         rows.append(len(embeddings))
@@ -81,4 +101,5 @@ def test_text_goes_through_the_tower_twice_per_image(
 
     monkeypatch.setattr(tower, "encode", spy)
     adapter.predict(batch)
+
     assert sum(rows) == 2 * len(batch) * len(ONE)  # once to learn, once to score

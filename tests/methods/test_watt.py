@@ -29,22 +29,26 @@ FEW = ("a photo of a {}", "art of the {}.", "a {} in a video game.")
 def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
     """Flat norms after all rounds of two steps per template."""
     norms = open_norms(model.visual)
-    optimiser, average = torch.optim.Adam(norms, lr=1e-3), flat(norms)
-    for round_ in range(rounds):
+    optimiser = torch.optim.Adam(norms, lr=1e-3)
+    average = flat(norms)
+
+    for number in range(rounds):
         reached = []
         load_norms(norms, average)
         for template in FEW:
+            # in parallel every template starts from the average
             if mode == "parallel":
                 load_norms(norms, average)
-                if round_ == 0:
+                if number == 0:
                     optimiser = torch.optim.Adam(norms, lr=1e-3)
-            texts = unit_rows(
-                model.encode_text([template.replace("{}", n) for n in TINY_NAMES])
-            )
+            sentences = [template.replace("{}", name) for name in TINY_NAMES]
+            texts = unit_rows(model.encode_text(sentences))
             for _ in range(2):
                 v = unit_rows(model.encode_image(images))
-                own = texts[(v @ texts.T).argmax(dim=-1)]
-                descend(optimiser, literal_transductive_loss(v, own, model.scale, 0.01))
+                labels = (v @ texts.T).argmax(dim=-1)
+                own = texts[labels]
+                loss = literal_transductive_loss(v, own, model.scale, 0.01)
+                descend(optimiser, loss)
             reached.append(flat(norms))
         average = torch.stack(reached).mean(dim=0)
     return average
@@ -53,26 +57,29 @@ def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
 @pytest.mark.parametrize("mode", ["sequential", "parallel"])
 def test_a_batch_equals_a_training_loop(mode: Any) -> None:
     images = TINY_IMAGES[:4]
-    watt = WATT(
-        double_clip(), TINY_PROMPTS, WATTConfig(mode=mode, rounds=2, templates=FEW)
-    )
-    expected = live_watt(double_clip(), images, mode, 2)
+    config = WATTConfig(mode=mode, rounds=2, templates=FEW)
+    watt = WATT(double_clip(), TINY_PROMPTS, config)
+    expected = live_watt(double_clip(), images, mode, rounds=2)
+
     torch.testing.assert_close(watt.adapt(images), expected)
 
 
-def test_the_mean_of_its_own_templates_predicts_and_fixed_text_is_refused() -> None:
+def test_the_mean_of_its_own_templates_predicts() -> None:
     own = ClassPrompts(TINY_NAMES, TEMPLATES)
     watt = WATT(TINY, ClassPrompts(TINY_NAMES), WATTConfig(rounds=1))
+
     torch.testing.assert_close(watt.classifier, TINY.classifier(own))
     prediction = watt.predict(TINY_IMAGES).logits
+    # switched off it would be this
     plain = create_method("zero_shot", TINY, own).predict(TINY_IMAGES).logits
-    assert not torch.allclose(
-        prediction, plain, atol=1e-2
-    )  # switched off it would be this
+
+    assert not torch.allclose(prediction, plain, atol=1e-2)
+
+
+def test_fixed_text_is_refused() -> None:
+    fixed = ClassPrompts(TINY_NAMES, features=TINY.classifier(TINY_PROMPTS))
     with pytest.raises(UserError, match="names"):
-        create_method(
-            "watt", TINY, ClassPrompts(TINY_NAMES, features=TINY.classifier(own))
-        )
+        create_method("watt", TINY, fixed)
 
 
 def test_defaults_are_those_of_the_sequential_variant() -> None:

@@ -6,6 +6,8 @@ import torch
 from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShotConfig
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
+from tests._helpers.live import unit_rows
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
@@ -17,31 +19,41 @@ TEMPLATES = ("a photo of a {}.", "a sketch of a {}.", "{}")
 def test_logits_are_scaled_cosines(templates: tuple[str, ...]) -> None:
     adapter = create_method("zero_shot", TINY, ClassPrompts(TINY_NAMES, templates))
     logits = adapter.predict(TINY_IMAGES).logits
-    for row in range(3):
-        image = TINY.encode_image(TINY_IMAGES[row : row + 1])[0].double()
-        for column, name in enumerate(TINY_NAMES):
-            texts = TINY.encode_text(
-                [t.replace("{}", name) for t in templates]
-            ).double()
-            mean = torch.stack([text / text.norm() for text in texts]).mean(dim=0)
-            cosine = image @ mean / image.norm() / mean.norm()
-            assert logits[row, column] == pytest.approx(
-                TINY.scale * float(cosine), abs=LOGIT
-            )
+
+    images = TINY.encode_image(TINY_IMAGES).double()
+    for column, name in enumerate(TINY_NAMES):
+        # the mean of unit features of all templates
+        sentences = [template.replace("{}", name) for template in templates]
+        texts = TINY.encode_text(sentences).double()
+        mean = unit_rows(texts).mean(dim=0)
+        for row, image in enumerate(images):
+            lengths = image.norm() * mean.norm()
+            cosine = float(image @ mean / lengths)
+            expected = TINY.scale * cosine
+            assert logits[row, column] == pytest.approx(expected, abs=LOGIT)
 
 
 def test_temperature_changes_confidence_only() -> None:
-    plain, warm = (
-        create_method("zero_shot", TINY, TINY_PROMPTS, ZeroShotConfig(temperature=t))
-        for t in (1.0, 2.0)
-    )
-    a, b = (adapter.predict(TINY_IMAGES) for adapter in (plain, warm))
-    torch.testing.assert_close(a.logits, 2 * b.logits)
-    assert (a.probabilities.amax(1) > b.probabilities.amax(1)).all()
+    def predict(temperature: float) -> Prediction:
+        config = ZeroShotConfig(temperature=temperature)
+        return create_method("zero_shot", TINY, TINY_PROMPTS, config).predict(
+            TINY_IMAGES
+        )
+
+    plain = predict(1.0)
+    warm = predict(2.0)
+
+    torch.testing.assert_close(plain.logits, 2 * warm.logits)
+    confidence = plain.probabilities.amax(1)
+    assert (confidence > warm.probabilities.amax(1)).all()
 
 
 def test_given_text_features_replace_the_tower() -> None:
-    fixed = ClassPrompts(TINY_NAMES, features=3 * TINY.classifier(TINY_PROMPTS))
-    expected = create_method("zero_shot", TINY, TINY_PROMPTS).predict(TINY_IMAGES)
+    zero_shot = create_method("zero_shot", TINY, TINY_PROMPTS)
+    expected = zero_shot.predict(TINY_IMAGES).logits
+
+    # of any length
+    features = 3 * TINY.classifier(TINY_PROMPTS)
+    fixed = ClassPrompts(TINY_NAMES, features=features)
     actual = create_method("zero_shot", TINY, fixed).predict(TINY_IMAGES)
-    torch.testing.assert_close(actual.logits, expected.logits)
+    torch.testing.assert_close(actual.logits, expected)

@@ -44,11 +44,12 @@ def original_logits(model: Any, preprocess: Any, tokenizer: Any, images: Any) ->
 
 
 def logits_of(model: Any, pixels: Tensor, texts: Tensor) -> Any:
-    images, words = map(
-        F.normalize, (model.encode_image(pixels), model.encode_text(texts))
-    )
+    images = F.normalize(model.encode_image(pixels))
+    words = F.normalize(model.encode_text(texts))
     logits = model.logit_scale.exp() * images @ words.T
-    return logits if model.logit_bias is None else logits + model.logit_bias
+    if model.logit_bias is None:
+        return logits
+    return logits + model.logit_bias
 
 
 @pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-32-quickgelu", "RN50"])
@@ -56,22 +57,33 @@ def test_known_towers_become_ours(name: str) -> None:
     theirs, preprocess = built(name)
     tokenizer = open_clip.get_tokenizer(name)
     ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)
-    assert not ours.is_wrapped and isinstance(ours.tokenizer, Tokenizer)
+
+    assert not ours.is_wrapped
+    assert isinstance(ours.tokenizer, Tokenizer)
     assert ours.preprocess == from_model(theirs).preprocess
+
     wanted = original_logits(theirs, preprocess, tokenizer, pictures())
     actual = create_method("zero_shot", ours, PROMPTS).predict(pictures()).logits
+
     assert wanted.std() > 1e-3
     torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
+
+    # weights are shared, not copied
     key = "visual.patch.weight" if name.startswith("ViT") else "visual.conv1.weight"
-    assert ours.state_dict()[key].data_ptr() == theirs.visual.conv1.weight.data_ptr()
+    weight = ours.state_dict()[key]
+
+    assert weight.data_ptr() == theirs.visual.conv1.weight.data_ptr()
 
 
 def test_domain_norm_runs_on_a_held_vit() -> None:
     theirs, preprocess = built("ViT-B-32")
     ours = from_model(theirs, preprocess=preprocess)
     adapter = create_method("domain_norm", ours, PROMPTS)
-    first, second = (adapter.predict(pictures(8)).logits for _ in range(2))
-    assert first.shape == (8, 3) and second.isfinite().all()
+    first = adapter.predict(pictures(8)).logits
+    second = adapter.predict(pictures(8)).logits
+
+    assert first.shape == (8, 3)
+    assert second.isfinite().all()
     assert (first - second).abs().max() > 1e-6  # it learned
 
 
@@ -91,17 +103,20 @@ def test_siglip_becomes_ours(tmp_path: Path) -> None:
         pad_token="<pad>",
         eos_token="<eos>",
     )
-    tokenizer.context_length, tokenizer.tokenizer_mode = 64, ""
-    tokenizer.clean_fn, tokenizer.strip_sep_token = (
-        open_clip.tokenizer.canonicalize_text,
-        False,
-    )
+    tokenizer.context_length = 64
+    tokenizer.tokenizer_mode = ""
+    tokenizer.clean_fn = open_clip.tokenizer.canonicalize_text
+    tokenizer.strip_sep_token = False
     ours = from_model(theirs, tokenizer=tokenizer)
-    assert not ours.is_wrapped and ours.config.sigmoid
+
+    assert not ours.is_wrapped
+    assert ours.config.sigmoid
     assert ours.preprocess.resize == "squash"
+
     pixels = torch.randn(2, 3, 256, 256, generator=torch.Generator().manual_seed(1))
     wanted = logits_of(theirs, pixels, tokenizer(PROMPTS.texts(PROMPTS.templates[0])))
     actual = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+
     torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
 
 
@@ -112,13 +127,18 @@ def test_other_towers_are_wrapped(name: str) -> None:
     theirs, preprocess = built(name)
     tokenizer = open_clip.get_tokenizer(name)
     ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)
-    assert ours.is_wrapped and "text" in ours.capabilities
+
+    assert ours.is_wrapped
+    assert "text" in ours.capabilities
+
     wanted = original_logits(theirs, preprocess, tokenizer, pictures(2))
     actual = create_method("zero_shot", ours, PROMPTS).predict(pictures(2)).logits
+
     torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
     if "norm" in ours.capabilities:
         adapter = create_method("tent", ours, PROMPTS)
-        first, second = (adapter.predict(pictures(2)).logits for _ in range(2))
+        first = adapter.predict(pictures(2)).logits
+        second = adapter.predict(pictures(2)).logits
         torch.testing.assert_close(first, wanted, atol=ADAPTED, rtol=ADAPTED)
         assert (first - second).abs().max() > 0
     else:

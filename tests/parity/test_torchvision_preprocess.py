@@ -39,4 +39,5 @@ def test_bit_equal_to_torchvision_and_open_clip(size: int) -> None:
         assert torch.equal(pixels, torchvision(image)), image.size
         assert torch.equal(pixels, open_clip(image)), image.size
         compared += 1
+
     assert compared > 150

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import (
@@ -14,6 +15,8 @@ from cliquetta.prompts.catalogue import (
     templates,
 )
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
+
+NAMES = ("a", "b")
 
 
 def test_any_list_of_names_will_do() -> None:
@@ -34,12 +37,25 @@ def test_other_things_than_lists_of_names_are_refused(names: Any) -> None:
         as_prompts(names)
 
 
-def test_equal_content_is_equal_and_hashes_alike() -> None:
-    one, other = (ClassPrompts(("a", "b")) for _ in range(2))
-    fixed, copied = (ClassPrompts(("a", "b"), features=torch.eye(2)) for _ in range(2))
-    assert one == other and fixed == copied and one != fixed
-    different = [ClassPrompts(("b", "a")), ClassPrompts(("a", "b"), ("a {}",))]
-    assert len({one, other, fixed, copied, *different}) == 4
+@pytest.mark.parametrize("features", [None, torch.eye(2)], ids=["names", "features"])
+def test_equal_content_is_equal_and_hashes_alike(features: Tensor | None) -> None:
+    one = ClassPrompts(NAMES, features=features)
+    copied = None if features is None else features.clone()
+    other = ClassPrompts(NAMES, features=copied)
+
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+def test_other_content_is_not_equal() -> None:
+    """Other features, another order and another template."""
+    prompts = {
+        ClassPrompts(NAMES),
+        ClassPrompts(NAMES, features=torch.eye(2)),
+        ClassPrompts(("b", "a")),
+        ClassPrompts(NAMES, ("a {}",)),
+    }
+    assert len(prompts) == 4
 
 
 def test_classes_of_a_file_a_list_or_a_known_list(tmp_path: Path) -> None:
@@ -47,6 +63,7 @@ def test_classes_of_a_file_a_list_or_a_known_list(tmp_path: Path) -> None:
     path.write_text(
         "\ufeffgolden retriever\r\n\r\n# horse\n  tabby cat \n", encoding="utf-8"
     )
+
     assert read_prompts(str(path)).names == ("golden retriever", "tabby cat")
     assert read_prompts(" cat , dog,").names == ("cat", "dog")
     assert read_prompts("imagenet").names == class_names("imagenet")
@@ -68,6 +85,7 @@ def test_file_of_classes_that_is_not_text(tmp_path: Path) -> None:
 def test_templates_of_text_file_or_set(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("art of a {}.\n\na {} in the wild.\n")
     result = read_templates(["my {}.", str(tmp_path / "t.txt"), "openai-7"])
+
     assert result == (
         "my {}.",
         "art of a {}.",

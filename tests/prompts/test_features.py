@@ -30,8 +30,12 @@ def test_rows_are_selected_by_name(path: Path) -> None:
     result = as_text_features(path).select(["sea horse", "cat"])
     assert result.dtype == torch.float32
     assert result.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+
+
+def test_a_name_that_the_file_lacks_is_refused(path: Path) -> None:
+    features = as_text_features(path)
     with pytest.raises(UnknownNameError, match="dog"):
-        as_text_features(path).select(["dogg"])
+        features.select(["dogg"])
 
 
 def test_files_of_another_form_are_refused(tmp_path: Path) -> None:

@@ -43,9 +43,13 @@ def expected_evenness(n: float, w: float, N: float) -> float:  # Eq. 7
     weight = n / draws
     rate = draws / N
     total = 0.0
+
     for k in range(256):
-        chance = math.exp(k * math.log(rate) - rate - math.lgamma(k + 1))
-        nu = (weight * k + 1 / N) / (n + 1)
+        # so many draws of a class, by Poisson
+        log_chance = k * math.log(rate) - rate - math.lgamma(k + 1)
+        chance = math.exp(log_chance)
+        mass = weight * k
+        nu = (mass + 1 / N) / (n + 1)
         total -= N * chance * nu * math.log(nu)
     return math.exp(total) / N
 
@@ -70,23 +74,34 @@ class Key:
 
     @classmethod
     def of(cls, images: list[Array]) -> Key:
-        mu = sum(images, np.zeros_like(images[0])) / len(images)
-        return cls(
-            len(images), mu, sum(((s - mu) ** 2 for s in images), np.zeros_like(mu))
-        )
+        n = len(images)
+        zero = np.zeros_like(images[0])
+        mu = sum(images, zero) / n
+        squares = [(s - mu) ** 2 for s in images]
+        return cls(n, mu, sum(squares, zero))
 
     def add(self, other: Key) -> None:
-        n, m, step = self.n, other.n, other.mu - self.mu
-        self.n, self.mu = n + m, self.mu + step * m / (n + m)
-        self.S = self.S + other.S + step**2 * n * m / (n + m)
+        n = self.n
+        m = other.n
+        total = n + m
+        step = other.mu - self.mu
+        between = step**2 * n * m / total
+        self.n = total
+        self.mu = self.mu + step * m / total
+        self.S = self.S + other.S + between
 
     def distance(self, batch: Key) -> float:  # Eq. 3
         if self.n == 0:
             return math.inf
-        variance = np.maximum((self.S + batch.S) / max(1, self.n + batch.n - 2), 1e-6)
-        return float(
-            np.mean((batch.mu - self.mu) ** 2 / variance - 1 / batch.n - 1 / self.n)
-        )
+        # squared difference of the means in pooled deviations
+        freedom = max(1, self.n + batch.n - 2)
+        variance = (self.S + batch.S) / freedom
+        variance = np.maximum(variance, 1e-6)
+        difference = batch.mu - self.mu
+        effect = difference**2 / variance
+        # less what chance gives so many images
+        by_chance = 1 / batch.n + 1 / self.n
+        return float(np.mean(effect - by_chance))
 
 
 class Domain:
@@ -137,8 +152,12 @@ class LiteralDomainNorm:
         settled_steps: int = 32,
         settled_every: int = 256,
     ) -> None:
-        self.model, self.tower, self.text = model, model.require_vit(), text
-        self.T, self.tau, self.N = text.numpy(), model.scale, len(text)
+        self.model = model
+        self.tower = model.require_vit()
+        self.text = text
+        self.T = text.numpy()
+        self.tau = model.scale
+        self.N = len(text)
         blocks = len(self.tower.blocks)
         self.start = min(1, blocks - 1)
         self.names = [
@@ -153,8 +172,10 @@ class LiteralDomainNorm:
         self.theta = torch.cat(
             [loaded[name].detach().flatten() for name in self.names]
         ).numpy()
-        self.W, self.lr = W, lr
-        self.settled_steps, self.settled_every = settled_steps, settled_every
+        self.W = W
+        self.lr = lr
+        self.settled_steps = settled_steps
+        self.settled_every = settled_every
         self.F = 2 * self.tower.config.width
         self.domains = [self.new() for _ in range(domains)]
         self.current = 0
@@ -167,29 +188,43 @@ class LiteralDomainNorm:
     # --- CLIP ---------------------------------------------------------------------------------
 
     def features(self, theta: Tensor, hidden: Tensor) -> Tensor:
-        parts = torch.split(theta, [shape.numel() for shape in self.shapes])
-        norms = {
-            n: x.view(s) for n, x, s in zip(self.names, parts, self.shapes, strict=True)
-        }
+        # the tower with its LayerNorms taken from theta
+        sizes = [shape.numel() for shape in self.shapes]
+        parts = torch.split(theta, sizes)
+        norms = {}
+        for name, shape, part in zip(self.names, self.shapes, parts, strict=True):
+            norms[name] = part.view(shape)
+
         actual: Tensor = functional_call(self.late, norms, (hidden,))
-        return actual / actual.norm(dim=1, keepdim=True)
+        length = actual.norm(dim=1, keepdim=True)
+        return actual / length
 
     def adapted(self, domain: Domain, images: list[Image]) -> list[Array]:
+        theta = torch.from_numpy(domain.theta)
         with torch.no_grad():
             hidden = torch.stack([image.hidden for image in images])
-            return list(self.features(torch.from_numpy(domain.theta), hidden).numpy())
+            features = self.features(theta, hidden)
+        return list(features.numpy())
 
     def encode(self, images: Tensor) -> list[Image]:
         with torch.no_grad():
-            hidden = self.tower.run(self.tower.embed(images), 0, self.start)
+            embedded = self.tower.embed(images)
+            hidden = self.tower.run(embedded, 0, self.start)
             plain = self.model.encode_image(images, normalize=True).numpy()
-        patches = hidden[:, self.tower.config.class_tokens :].float().double().numpy()
+
+        first = self.tower.config.class_tokens
+        patches = hidden[:, first:].float().double().numpy()
+
         actual = []
+
         for i in range(len(images)):
-            s = np.concatenate(
-                [patches[i].mean(axis=0), patches[i].std(axis=0, ddof=1)]
-            )  # Eq. 2
-            z = softmax(self.tau * self.T @ plain[i])  # Eq. 1
+            # Eq. 2
+            mean = patches[i].mean(axis=0)
+            deviation = patches[i].std(axis=0, ddof=1)
+            s = np.concatenate([mean, deviation])
+            # Eq. 1
+            logits = self.tau * self.T @ plain[i]
+            z = softmax(logits)
             actual.append(Image(i, hidden[i], s, plain[i], z))
         return arranged(actual)
 
@@ -200,54 +235,62 @@ class LiteralDomainNorm:
 
     def step(self, images: Tensor) -> Array:
         domain = self.domains[self.current]
+        # a settled domain learns only at the end of its interval
         if domain.due + len(images) <= self.interval(domain) - self.W:
             output = self.between(domain, images)
             if output is not None:
                 return output
+
         batch = self.encode(images)
         domain = self.assign(batch)
         prior = self.count(domain, batch)
         self.learn(domain, batch, prior)
+
+        # Eq. 13
         output = np.zeros((len(images), self.N))
-        for image in batch:  # Eq. 13
-            p = softmax(self.tau * self.T @ image.adapted / domain.T)
-            output[image.row] = p * prior.weights / (p * prior.weights).sum()
+
+        for image in batch:
+            logits = self.tau * self.T @ image.adapted / domain.T
+            weighted = softmax(logits) * prior.weights
+            output[image.row] = weighted / weighted.sum()
         return np.log(output)
 
     def between(self, domain: Domain, images: Tensor) -> Array | None:
-        batch = self.encode(images)
-        batch = sorted(batch, key=lambda image: image.row)
-        for image, feature in zip(batch, self.adapted(domain, batch), strict=True):
-            image.z = softmax(self.tau * self.T @ feature / domain.T)
+        # predictions by the adapted features take the place of zero-shot ones
+        batch = sorted(self.encode(images), key=lambda image: image.row)
+        features = self.adapted(domain, batch)
+        for image, feature in zip(batch, features, strict=True):
+            logits = self.tau * self.T @ feature / domain.T
+            image.z = softmax(logits)
         batch = arranged(batch)
         if self.choose(batch) != self.current:
             return None
+
         self.assign(batch)
-        domain.recent = domain.recent * 0.5 ** (len(batch) / 16)
-        domain.recent_squares *= 0.5 ** (len(batch) / 16)
-        for image in batch:
-            domain.recent = domain.recent + image.z
-            domain.recent_squares += (image.z**2).sum()
         domain.images += len(batch)
         domain.due += len(batch)
+        self.count_recent(domain, [image.z for image in batch])
+
+        # with the prior of recent images
         prior = self.prior(domain)
         output = np.zeros((len(images), self.N))
         for image in batch:
-            output[image.row] = (
-                image.z * prior.weights / (image.z * prior.weights).sum()
-            )
+            weighted = image.z * prior.weights
+            output[image.row] = weighted / weighted.sum()
         return np.log(output)
 
     def assign(self, batch: list[Image]) -> Domain:
         number = self.choose(batch)
         if number is None:
-            number = min(
-                range(len(self.domains)), key=lambda k: self.domains[k].last_used
-            )
+            # a new domain takes the place of the one that was left first
+            number = 0
+            for k, domain in enumerate(self.domains):
+                if domain.last_used < self.domains[number].last_used:
+                    number = k
             self.domains[number] = self.new()
-            self.window = deque(
-                ((-1 if k == number else k, x) for k, x in self.window), self.W
-            )
+            kept = [(-1 if k == number else k, image) for k, image in self.window]
+            self.window = deque(kept, self.W)
+
         for image in batch[:16]:
             self.group.append(image.s)
         domain = self.domains[number]
@@ -257,71 +300,100 @@ class LiteralDomainNorm:
         return domain
 
     def choose(self, batch: list[Image]) -> int | None:  # Eq. 4
-        if len(self.domains) == 1 or self.domains[self.current].images < 32:
+        if len(self.domains) == 1:
+            return self.current
+        if self.domains[self.current].images < 32:
             return self.current
         signatures = [image.s for image in batch]
         if len(batch) < 16:
             signatures = [*self.group, *signatures][-16:]
-        far = [domain.key.distance(Key.of(signatures)) for domain in self.domains]
+        key = Key.of(signatures)
+        far = [domain.key.distance(key) for domain in self.domains]
         least = min(far)
-        return far.index(least) if least <= 0.6 * (1 + 3 / len(signatures)) else None
+        reach = 0.6 * (1 + 3 / len(signatures))
+        if least > reach:
+            return None
+        return far.index(least)
 
     def debiased(self, a: list[Array], A: Array, B: Array) -> list[Array]:  # Eq. 5
-        common = B.sum() / max(A.sum(), 1e-6)
+        images = max(A.sum(), 1e-6)
+        common = B.sum() / images
         g = (B + common) / (A + 1)
         return [softmax(2 * (x - g)) for x in a]
 
     def count(self, domain: Domain, batch: list[Image]) -> Prior:
+        # centred logarithms, without their bias
         logs = [np.log(image.z) for image in batch]
         a = [x - x.mean() for x in logs]
         first = self.debiased(a, domain.A, domain.B)
+
         for x, y in zip(first, a, strict=True):
-            domain.A = domain.A + (1 - x) ** 4
-            domain.B = domain.B + (1 - x) ** 4 * y
+            absence = (1 - x) ** 4
+            domain.A = domain.A + absence
+            domain.B = domain.B + absence * y
+
         q = self.debiased(a, domain.A, domain.B)
-        domain.recent = domain.recent * 0.5 ** (len(batch) / 16)
-        domain.recent_squares *= 0.5 ** (len(batch) / 16)
+
         for image, x in zip(batch, q, strict=True):
             domain.n += 1
             domain.mass = domain.mass + image.z
             domain.confidence += image.z.max()
             domain.debiased = domain.debiased + x
             domain.squares += (x**2).sum()
-            domain.recent = domain.recent + x
-            domain.recent_squares += (x**2).sum()
             domain.plain[image.z.argmax()] += 1
+
+        self.count_recent(domain, q)
+
+        # what is kept of the most frequent class starts anew with another one
         hub = int(domain.plain.argmax())
         if hub != domain.hub:
-            domain.hub, domain.hub_logits = hub, []
-        domain.hub_logits += [
-            (image.z[hub], y) for image, y in zip(batch, a, strict=True)
-        ]
+            domain.hub = hub
+            domain.hub_logits = []
+        for image, y in zip(batch, a, strict=True):
+            domain.hub_logits.append((image.z[hub], y))
         return self.prior(domain)
 
+    def count_recent(self, domain: Domain, q: list[Array]) -> None:
+        kept = 0.5 ** (len(q) / 16)
+        domain.recent = domain.recent * kept
+        domain.recent_squares *= kept
+        for x in q:
+            domain.recent = domain.recent + x
+            domain.recent_squares += (x**2).sum()
+
     def prior(self, domain: Domain) -> Prior:
-        n, N, c, m = (
-            domain.n,
-            self.N,
-            domain.confidence / domain.n,
-            domain.mass / domain.n,
-        )
-        nu = frequencies(domain.debiased, n)  # Eq. 6
+        n = domain.n
+        N = self.N
+        c = domain.confidence / n
+        m = domain.mass / n
+        # Eq. 6
+        nu = frequencies(domain.debiased, n)
+        # Eq. 7
         w = max(domain.squares / n - 1 / N, 1e-4)
-        e = evenness(nu) / expected_evenness(n, w, N)  # Eq. 7
-        limit = 0.72 + 0.2 * clip((c - 0.5) / 0.4)  # Eq. 8
+        e = evenness(nu) / expected_evenness(n, w, N)
+        # Eq. 8
+        limit = 0.72 + 0.2 * clip((c - 0.5) / 0.4)
         beta = clip((limit - e * self.chance(n, w)) / 0.1 + 0.5)
+
         rho = self.few(domain, c)
         plain = frequencies(domain.plain, n)
         pi = nu ** (beta * (1 - rho)) * plain**rho
         pi = pi / pi.sum()
+
+        # Eq. 10
         n_r = domain.recent.sum()
         nu_r = frequencies(domain.recent, n_r)
         K = N * min(e, 1.0)
         w_r = max(domain.recent_squares / n_r - 1 / N, 1e-4)
-        fewer = 1 - evenness(nu_r) / (expected_evenness(n_r, w_r, K) * K / N)  # Eq. 10
-        more = evenness(nu_r) / evenness(frequencies(n_r * pi, n_r)) - 1
+        by_chance = expected_evenness(n_r, w_r, K) * K / N
+        fewer = 1 - evenness(nu_r) / by_chance
+        usual = frequencies(n_r * pi, n_r)
+        more = evenness(nu_r) / evenness(usual) - 1
         r = clip(max(fewer, more) / 0.3)
-        return Prior(m, pi, beta + (1 - beta) * rho, r, pi ** (1 - r) * nu_r**r)
+
+        belief = beta + (1 - beta) * rho
+        weights = pi ** (1 - r) * nu_r**r
+        return Prior(m, pi, belief, r, weights)
 
     def chance(self, n: float, w: float) -> float:
         return math.exp(4 * w * math.sqrt((self.N - 1) / 2) / n)
@@ -329,10 +401,15 @@ class LiteralDomainNorm:
     def few(self, domain: Domain, c: float) -> float:  # Eq. 9
         n = domain.n
         w = 1 - 1 / self.N
+        # few classes are predicted
         plain = frequencies(domain.plain, n)
         e = evenness(plain) / expected_evenness(n, w, self.N)
-        few = clip((0.3 - e * self.chance(n, w)) / 0.1 + 0.5)
-        hub = clip((self.skewness(domain) - 0.6) / 0.2 + 0.5)
+        least = e * self.chance(n, w)
+        few = clip((0.3 - least) / 0.1 + 0.5)
+        # the most frequent of them is no hub
+        skewness = self.skewness(domain)
+        hub = clip((skewness - 0.6) / 0.2 + 0.5)
+        # and predictions are sure
         sure = clip((c - 0.6) / 0.1 + 0.5)
         return sure * few * (1 - hub)
 
@@ -340,16 +417,21 @@ class LiteralDomainNorm:
         weights = np.array([weight for weight, _ in domain.hub_logits])
         logits = np.stack([y for _, y in domain.hub_logits])
         actual = []
+
         for n in range(self.N):
-            if n != domain.hub:
-                mean = np.average(logits[:, n], weights=weights)
-                variance = np.average((logits[:, n] - mean) ** 2, weights=weights)
-                third = np.average((logits[:, n] - mean) ** 3, weights=weights)
-                actual.append(third / max(variance, 1e-6) ** 1.5)
+            if n == domain.hub:
+                continue
+            mean = np.average(logits[:, n], weights=weights)
+            off = logits[:, n] - mean
+            variance = np.average(off**2, weights=weights)
+            third = np.average(off**3, weights=weights)
+            cubed_deviation = max(variance, 1e-6) ** 1.5
+            actual.append(third / cubed_deviation)
         return float(np.mean(actual))
 
     def learn(self, domain: Domain, batch: list[Image], prior: Prior) -> None:
-        young, waiting = domain.images < 4 * self.W, []
+        young = domain.images < 4 * self.W
+        waiting = []
         for first in range(0, len(batch), self.W):
             stretch = batch[first : first + self.W]
             self.window.extend((self.current, image) for image in stretch)
@@ -379,37 +461,50 @@ class LiteralDomainNorm:
         self, domain: Domain, images: list[Image], prior: Prior
     ) -> dict[int, Array]:
         k = len(images)
+        # Eq. 11: the classes that the prior expects
         z = np.mean([image.z for image in images], axis=0)
-        t = z * prior.pi / prior.m  # Eq. 11
+        t = z * prior.pi / prior.m
         t = t / t.sum()
+
+        # uncertainty of each, and divergence of all from those classes
         theta = torch.from_numpy(domain.theta).requires_grad_()
-        features = self.features(theta, torch.stack([image.hidden for image in images]))
+        hidden = torch.stack([image.hidden for image in images])
+        features = self.features(theta, hidden)
         p = (self.tau * features @ self.text.T).softmax(dim=1)
+        uncertainty = -(p * p.log()).sum() / k
         mean = p.mean(dim=0)
-        uncertainty = sum(-(row * row.log()).sum() for row in p) / k
         ratio = mean / torch.from_numpy(t)
-        loss = uncertainty + (mean * ratio.log()).sum()
-        g = torch.autograd.grad(loss, theta)[0].numpy()
+        divergence = (mean * ratio.log()).sum()
+        loss = uncertainty + divergence
+        (gradient,) = torch.autograd.grad(loss, theta)
+        g = gradient.numpy()
+
+        # Eq. 12: Adam with a rate that falls with the steps and with the loss
         domain.steps += 1
         i = domain.steps
-        share = min(1.0, max(0.0, float(loss.detach())) / 0.3)
-        rate = self.lr * max(i**-0.5, 0.25) * k / self.W * share  # Eq. 12
+        share = clip(float(loss.detach()) / 0.3)
+        rate = self.lr * max(i**-0.5, 0.25) * k / self.W * share
         domain.first = 0.9 * domain.first + 0.1 * g
         domain.second = 0.999 * domain.second + 0.001 * g**2
         first = domain.first / (1 - 0.9**i)
         second = domain.second / (1 - 0.999**i)
-        domain.theta = domain.theta - rate * first / (np.sqrt(second) + 1e-8)
+        step = first / (np.sqrt(second) + 1e-8)
+        domain.theta = domain.theta - rate * step
+
+        # Eq. 13: as sure as zero-shot
         actual = features.detach().numpy()
         confidence = float(np.mean([image.z.max() for image in images]))
         domain.T = self.temperature(actual, confidence)
         return {id(x): f for x, f in zip(images, actual, strict=True)}
 
     def temperature(self, features: Array, confidence: float) -> float:  # Eq. 13
-        low, high = math.log(0.2), math.log(8.0)
+        low = math.log(0.2)
+        high = math.log(8.0)
         for _ in range(14):
             middle = (low + high) / 2
             logits = self.tau * features @ self.T.T / math.exp(middle)
-            if np.mean([softmax(row).max() for row in logits]) > confidence:
+            sure = np.mean([softmax(row).max() for row in logits])
+            if sure > confidence:
                 low = middle
             else:
                 high = middle
@@ -421,7 +516,8 @@ class Late(torch.nn.Module):
 
     def __init__(self, tower: Any, start: int) -> None:
         super().__init__()
-        self.tower, self.start = tower, start
+        self.tower = tower
+        self.start = start
 
     def forward(self, hidden: Tensor) -> Tensor:
         actual: Tensor = self.tower.pool(self.tower.run(hidden, self.start))
@@ -430,5 +526,6 @@ class Late(torch.nn.Module):
 
 def arranged(images: list[Image]) -> list[Image]:
     ranked = sorted(images, key=lambda image: image.z.max())
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(images), generator=generator)
     return [ranked[position] for position in order.tolist()]

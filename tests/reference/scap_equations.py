@@ -160,18 +160,23 @@ def mine(
     """Eq. 1-3: the cliques of a batch from unit features (b, E) and each image's classes."""
     cliques: list[Clique] = []
     for i in sorted({c for classes in top for c in classes}):
-        S = [j for j in range(len(top)) if i in top[j]]  # Eq. 1
-        M = features[S] @ features[S].T  # Eq. 2
-        actual: list[frozenset[int]] = [frozenset(S)] if full_sets else []
-        for row in M:
-            C = frozenset(
-                j
-                for j, similarity in zip(S, row, strict=True)
-                if similarity > threshold
-            )
-            repeated = C in actual and not repeats
-            if len(C) > 1 and not repeated and not (full_sets and frozenset(S) == C):
-                actual.append(C)
+        # Eq. 1: images that have the class among theirs
+        S = [j for j in range(len(top)) if i in top[j]]
+        actual: list[frozenset[int]] = []
+        if full_sets:
+            actual.append(frozenset(S))
+
+        # Eq. 2 and 3: those that are like each of them
+        M = features[S] @ features[S].T
+        for row in threshold < M:
+            C = frozenset(j for j, similar in zip(S, row, strict=True) if similar)
+            if len(C) < 2:
+                continue
+            if C in actual and not repeats:
+                continue
+            if full_sets and frozenset(S) == C:
+                continue
+            actual.append(C)
         cliques += [(i, C) for C in actual]
     return cliques
 
@@ -188,16 +193,19 @@ def clique_loss(
     features: Tensor, text: Tensor, scale: float, settings: ReferenceSettings
 ) -> Losses:
     """Eq. 5-10 of one clique: unit member features (n, E), unit text features (N, E)."""
-    n = len(features)
     a = features.mean(dim=0)
     if settings.member_entropy:
-        loss = entropy((scale * features @ text.T).log_softmax(dim=-1)).mean()
+        logits = scale * features @ text.T
+        loss = entropy(logits.log_softmax(dim=-1)).mean()
     else:
-        loss = entropy((scale * l2_normalize(a) @ text.T).log_softmax(dim=-1))
-    con = sum(((f - a) ** 2).sum() for f in features)
-    assert isinstance(con, Tensor)
+        logits = scale * l2_normalize(a) @ text.T
+        loss = entropy(logits.log_softmax(dim=-1))
+
+    con = features.new_zeros(())
+    for f in features:
+        con = con + ((f - a) ** 2).sum()
     if settings.mean_concentration:
-        con = con / n
+        con = con / len(features)
     return Losses(loss, con, loss + settings.concentration * con)
 
 
@@ -221,21 +229,31 @@ def learn(
     optimiser = kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
 
     def evaluate() -> tuple[Tensor, Losses]:
+        """The clique's mean feature, and its losses."""
         f = image_features(model, images, visual, settings.blocks)
-        return f.mean(dim=0), clique_loss(f, text_of(text), model.scale, settings)
+        losses = clique_loss(f, text_of(text), model.scale, settings)
+        return f.mean(dim=0), losses
 
     with torch.no_grad():
         a_start, before = evaluate()
+
     with torch.enable_grad():
         for _ in range(settings.steps):
             optimiser.zero_grad()
-            evaluate()[1].total.backward()
+            _, losses = evaluate()
+            losses.total.backward()
             optimiser.step()
+
     with torch.no_grad():
         _, after = evaluate()
-    learned = {"visual": visual, "text": text}
-    prompts = {name: None if p is None else p.detach() for name, p in learned.items()}
-    return Learned(**prompts, key=a_start, before=before, after=after)
+
+    return Learned(
+        visual=None if visual is None else visual.detach(),
+        text=None if text is None else text.detach(),
+        key=a_start,
+        before=before,
+        after=after,
+    )
 
 
 # --- step 3: retain -----------------------------------------------------------------------------
@@ -257,43 +275,58 @@ def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
     """
     n = len(keys)
     W = torch.zeros(n, n, dtype=keys.dtype)
+
     for k in range(n):
         for m in range(n):
-            if k != m:
-                W[k, m] = torch.exp(
-                    -((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2)
-                )
+            if k == m:
+                continue
+            difference = keys[k] - keys[m]
+            squared = (difference**2).sum()
+            W[k, m] = torch.exp(-squared / (2 * s.bandwidth**2))
+
     edges = torch.zeros_like(W)
     for k in range(n):
-        candidates = [m for m in range(n) if m != k]
-        nearest = sorted(candidates, key=lambda m: (-W[k, m].item(), m))[: s.neighbours]
-        for m in nearest:
+        row = W[k].tolist()
+        others = [m for m in range(n) if m != k]
+        # of equals the lower first
+        others.sort(key=lambda m: -row[m])
+        for m in others[: s.neighbours]:
             edges[k, m] = W[k, m]
     return torch.maximum(edges, edges.T)
 
 
 def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:
     """Zhou et al. 2003: (1 - alpha) (I - alpha S)^-1 A."""
-    keys, device, alpha = keys.cpu(), keys.device, s.propagation
+    device = keys.device
+    keys = keys.cpu()
     W = retention_graph(keys, s)
     n = len(keys)
+    root = W.sum(dim=1).sqrt()
     S = torch.zeros_like(W)
-    degree = W.sum(dim=1)
+
     for k in range(n):
         for m in range(n):
             if W[k, m] > 0:
-                S[k, m] = W[k, m] / (degree[k].sqrt() * degree[m].sqrt())
+                S[k, m] = W[k, m] / (root[k] * root[m])
+
+    alpha = s.propagation
     identity = torch.eye(n, dtype=keys.dtype)
-    moved = (1 - alpha) * torch.linalg.solve(identity - alpha * S, keys)
+    solved = torch.linalg.solve(identity - alpha * S, keys)
+    moved = (1 - alpha) * solved
     return moved.to(device)
 
 
 def closest_pair(keys: Tensor) -> tuple[int, int]:
     """Indices k < m of the two keys at the smallest Euclidean distance, lowest pair on ties."""
-    pairs = [(k, m) for k in range(len(keys)) for m in range(k + 1, len(keys))]
-    return min(
-        pairs, key=lambda pair: ((keys[pair[0]] - keys[pair[1]]).norm().item(), pair)
-    )
+    least = math.inf
+    closest = (0, 1)
+    for k in range(len(keys)):
+        for m in range(k + 1, len(keys)):
+            distance = (keys[k] - keys[m]).norm().item()
+            if distance < least:
+                least = distance
+                closest = (k, m)
+    return closest
 
 
 def retain(
@@ -303,14 +336,18 @@ def retain(
     entries = [*entries, (key, value)]
     if len(entries) <= s.capacity:
         return entries
+
     raw = torch.stack([key for key, _ in entries])
-    values = [value for _, value in entries]
     moved = propagate(raw, s)
     k, m = closest_pair(moved)
+
+    # the lower index takes the mean of both
     keys = list(raw if s.raw_keys else moved)
     keys[k] = (keys[k] + keys[m]) / 2
+    del keys[m]
+    values = [value for _, value in entries]
     values[k] = (values[k] + values[m]) / 2
-    del keys[m], values[m]
+    del values[m]
     return list(zip(keys, values, strict=True))
 
 
@@ -335,16 +372,24 @@ def compose(
     extra = list(retained)
     if s.clique_combination == "mean" and parts:
         parts = [torch.stack(parts).mean(dim=0)]
+
     if s.retained_combination == "mean" and extra:
-        extra = [torch.stack(extra).mean(dim=0)]
+        mean = torch.stack(extra).mean(dim=0)
+        extra = [mean]
+        # each clique's prompt is averaged with it; without cliques it stands alone
         if parts:
-            parts = [(part + extra[0]) / 2 for part in parts]
+            parts = [(part + mean) / 2 for part in parts]
             extra = []
-    return torch.cat(parts + extra, dim=-3) if parts or extra else None
+
+    tokens = parts + extra
+    if not tokens:
+        return None
+    return torch.cat(tokens, dim=-3)
 
 
 def merge_passes(passes: Tensor) -> Tensor:
     """One row of logits (N,) from those of an image's sets (passes, N): log mean probability."""
     if len(passes) == 1:
         return passes[0]
-    return passes.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(passes))
+    log_sum = passes.log_softmax(dim=-1).logsumexp(dim=0)
+    return log_sum - math.log(len(passes))

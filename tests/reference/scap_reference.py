@@ -61,11 +61,11 @@ class ReferenceSCAP:
         start_context: Tensor,
     ) -> None:
         dtype = eq.working_dtype(model)
-        self.model, self.prompts, self.settings = model, prompts, settings
-        self.P0_I, self.P0_T = (
-            start_prefix.detach().to(dtype),
-            start_context.detach().to(dtype),
-        )
+        self.model = model
+        self.prompts = prompts
+        self.settings = settings
+        self.P0_I = start_prefix.detach().to(dtype)
+        self.P0_T = start_context.detach().to(dtype)
         if settings.text_per_class:
             self.P0_T = self.P0_T.repeat(len(prompts), 1, 1)
         with torch.no_grad():
@@ -103,7 +103,8 @@ class ReferenceSCAP:
         self._retain(result)
         result.logits = self._infer(images, plain, start, result)
         result.retained = {i: list(entries) for i, entries in self.retained.items()}
-        result.text_mean, result.tau = self.text_mean, self.tau
+        result.text_mean = self.text_mean
+        result.tau = self.tau
         return result
 
     def text_of(self, context: Tensor | None) -> Tensor:
@@ -116,15 +117,17 @@ class ReferenceSCAP:
 
     def _retain(self, result: ReferenceResult) -> None:
         """Step 3, clique by clique in mining order."""
+        s = self.settings
         for (i, _), own in zip(result.cliques, result.learned, strict=True):
             if own.text is not None:
-                self.text_mean = eq.running_mean(self.text_mean, own.text, self.tau)
+                mean = eq.running_mean(self.text_mean, own.text, self.tau)
+                self.text_mean = mean
                 self.tau += 1
-            if own.visual is not None and self.settings.retention:
-                entries = self.retained.get(i, [])
-                self.retained[i] = eq.retain(
-                    entries, own.key, own.visual, self.settings
-                )
+
+            if own.visual is not None and s.retention:
+                before = self.retained.get(i, [])
+                after = eq.retain(before, own.key, own.visual, s)
+                self.retained[i] = after
 
     def _infer(
         self, images: Tensor, plain: Tensor, query: Tensor, result: ReferenceResult
@@ -133,25 +136,33 @@ class ReferenceSCAP:
         s = self.settings
         text = self.text_of(self.text_mean)
         rows = []
+
         for j in range(len(images)):
+            classes = result.top[j]
+            if s.best_class_only:
+                classes = classes[:1]
             passes = []
-            for i in result.top[j][:1] if s.best_class_only else result.top[j]:
-                own = [
-                    g for g, (c, C) in enumerate(result.cliques) if c == i and j in C
-                ]
+            for i in classes:
+                # prompts of the class's cliques with this image
+                own = []
+                prompts = []
+                for g, (c, C) in enumerate(result.cliques):
+                    if c != i or j not in C:
+                        continue
+                    own.append(g)
+                    visual = result.learned[g].visual
+                    if visual is not None:
+                        prompts.append(visual)
+
+                # and the retained one whose key matches it best
                 entries = self.retained.get(i, [])
-                best = (
-                    eq.best_match(query[j], [k for k, _ in entries])
-                    if entries
-                    else None
-                )
+                best = None
+                retained = []
+                if entries:
+                    best = eq.best_match(query[j], [key for key, _ in entries])
+                    retained = [entries[best][1]]
+
                 result.used[j, i] = (tuple(own), best)
-                prompts = [
-                    visual
-                    for g in own
-                    if (visual := result.learned[g].visual) is not None
-                ]
-                retained = [] if best is None else [entries[best][1]]
                 prompt = eq.compose(prompts, retained, s)
                 passes.append(self._score(images[j], plain[j], prompt, text))
             rows.append(eq.merge_passes(torch.stack(passes)))

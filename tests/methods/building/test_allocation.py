@@ -11,6 +11,7 @@ import pytest
 
 from cliquetta.errors import UserError
 from cliquetta.methods.building.allocation import AllocationLimit
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.checks import Build
 from cliquetta.methods.building.registry import (
     MethodEntry,
@@ -26,17 +27,28 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 def test_a_state_is_counted_before_it_exists(build: Build) -> None:
     with AllocationLimit(2**40) as limit:
         adapter = build()
-    assert limit.total == 2 * sum(
-        adapter.memory[name].nbytes for name in adapter.memory
-    )
+    assert limit.total == allocated(adapter)
+
+
+def allocated(adapter: Adapter) -> int:
+    """Bytes of a memory and of the copy that a reset restores."""
+    memory = sum(adapter.memory[name].nbytes for name in adapter.memory)
+    return 2 * memory
 
 
 def counts(entry: MethodEntry) -> Iterator[Any]:
     """The config with each of its whole numbers at three millions, where it may be."""
+    config = entry.config()
     for field in dataclasses.fields(entry.config):
-        if type(getattr(entry.config(), field.name)) is int:
-            with contextlib.suppress(UserError):
-                yield dataclasses.replace(entry.config(), **{field.name: 3_000_000})
+        if type(getattr(config, field.name)) is not int:
+            continue
+        with contextlib.suppress(UserError):
+            yield dataclasses.replace(config, **{field.name: 3_000_000})
+
+
+def peak_memory() -> int:
+    """The most KiB that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @pytest.mark.parametrize(
@@ -50,11 +62,12 @@ def test_settings_that_need_gigabytes_are_refused_before_allocation(
     build_adapter(entry, TINY, TINY_PROMPTS)
     if CLEAR_REFS.exists():
         CLEAR_REFS.write_text("5")  # Linux forgets the peak of the tests before
-    before, most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 50_000_000
+    before = peak_memory()
+    most = 50_000_000
+
     for config in counts(entry):
         with contextlib.suppress(UserError), AllocationLimit(most):
             adapter = create_method(entry.name, TINY, TINY_PROMPTS, config)
-            assert (
-                2 * sum(adapter.memory[name].nbytes for name in adapter.memory) <= most
-            )
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+            assert allocated(adapter) <= most
+
+    assert peak_memory() - before < 300_000

@@ -75,15 +75,19 @@ UNADAPTED: dict[str, dict[str, Any]] = {
 
 
 def is_log_probabilities(logits: Tensor) -> bool:
-    return bool(logits.logsumexp(dim=-1).abs().max() < LOGIT)
+    sums = logits.logsumexp(dim=-1)
+    return bool(sums.abs().max() < LOGIT)
 
 
 def test_logits_are_log_probabilities_or_on_clips_scale(
     entry: MethodEntry, adapter: Adapter, batch: Batch
 ) -> None:
-    for logits in logits_of(adapter, stream_of(batch)):
-        largest = TINY.scale + ADDED.get(entry.name, 0.0)
-        assert is_log_probabilities(logits) or logits.abs().max() <= largest + 1e-3
+    added = ADDED.get(entry.name, 0.0)
+    largest = TINY.scale + added
+    parts = stream_of(batch)
+    for logits in logits_of(adapter, parts):
+        on_scale = logits.abs().max() <= largest + 1e-3
+        assert is_log_probabilities(logits) or on_scale
 
 
 @pytest.mark.parametrize(("name", "options"), UNADAPTED.items(), ids=UNADAPTED)
@@ -92,19 +96,25 @@ def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
 ) -> None:
     config = method_config(name, options=options)
     adapter = build_adapter(get_method(name), TINY, TINY_PROMPTS, config)
-    features = TINY.encode_image(batch.images, normalize=True)
-    expected = TINY.scale * features @ TINY.classifier(TINY_PROMPTS).T
     (logits,) = logits_of(adapter, [batch])
+
+    features = TINY.encode_image(batch.images, normalize=True)
+    texts = TINY.classifier(TINY_PROMPTS)
+    expected = TINY.scale * features @ texts.T
     if is_log_probabilities(logits):
         expected = expected.log_softmax(dim=-1)
+
     torch.testing.assert_close(logits, expected, **SAME)
 
 
 def diverging(config: Any) -> Iterator[Any]:
     """The config with each of its learning rates far too high."""
     for field in dataclasses.fields(config):
-        if field.name.endswith("lr") and isinstance(getattr(config, field.name), float):
-            yield dataclasses.replace(config, **{field.name: 1e30})
+        if not field.name.endswith("lr"):
+            continue
+        if not isinstance(getattr(config, field.name), float):
+            continue
+        yield dataclasses.replace(config, **{field.name: 1e30})
 
 
 RATES = [entry for entry in method_entries() if list(diverging(entry.config()))]
@@ -119,9 +129,11 @@ def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
         for part in stream_of(batch) * 3:
             before = adapter.state_dict()
             try:
-                assert adapter.predict(part).logits.isfinite().all()
+                logits = adapter.predict(part).logits
             except NonFiniteError:
                 assert_same_state(adapter, before)
+            else:
+                assert logits.isfinite().all()
         for name, value in adapter.state_dict().items():
             assert not value.isnan().any(), name
 
@@ -130,7 +142,11 @@ def test_half_precision_weights_give_float32_logits(
     entry: MethodEntry, batch: Batch
 ) -> None:
     model = build_tiny_clip().to(torch.bfloat16)
-    logits_are_finite_float32(lambda: build_adapter(entry, model, TINY_PROMPTS), batch)
+
+    def build() -> Adapter:
+        return build_adapter(entry, model, TINY_PROMPTS)
+
+    logits_are_finite_float32(build, batch)
 
 
 def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
@@ -140,41 +156,57 @@ def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
 
 def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
     actual = adapter.predict(batch).logits
+
+    with_views = batch
     if adapter.views is not None:
         preprocess = adapter.model.preprocess
-        batch = attach_views(batch, adapter.views, seed=0, preprocess=preprocess)
+        with_views = attach_views(batch, adapter.views, seed=0, preprocess=preprocess)
     adapter.reset()
-    assert torch.equal(actual, adapter.predict(batch).logits)
+    expected = adapter.predict(with_views).logits
+
+    assert torch.equal(actual, expected)
 
 
-def test_config_is_a_documented_frozen_dataclass_of_plain_values(
-    entry: MethodEntry,
-) -> None:
+def test_config_is_a_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
     config = entry.config()
-    assert issubclass(entry.config, MethodConfig) and config.__dataclass_params__.frozen
+    assert issubclass(entry.config, MethodConfig)
+    assert config.__dataclass_params__.frozen
+    # what cannot be hashed is no plain value
     assert hash(config) == hash(entry.config())
-    assert all(isinstance(preset, entry.config) for preset in entry.presets.values())
-    assert entry.tuned_by_authors <= entry.presets.keys() and entry.summary
-    assert not [field.name for field in config_fields(entry.config) if not field.doc]
+
+
+def test_method_and_settings_are_documented(entry: MethodEntry) -> None:
+    assert entry.summary
+    for field in config_fields(entry.config):
+        assert field.doc, field.name
+
+
+def test_presets_are_configs_of_the_method(entry: MethodEntry) -> None:
+    for name, preset in entry.presets.items():
+        assert isinstance(preset, entry.config), name
+    assert entry.tuned_by_authors <= entry.presets.keys()
+
+
+def test_a_config_of_another_type_is_refused(entry: MethodEntry) -> None:
     with pytest.raises(TypeError, match=entry.config.__name__):
         create_method(entry.name, TINY, TINY_PROMPTS, config=object())
 
 
 def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
-    fields = [field.name for field in dataclasses.fields(entry.config)]
-    for name in fields:
-        with pytest.raises(UnknownNameError, match=f"'{name}'"):
-            method_config(entry.name, options={f"{name}z": 1})
+    for field in dataclasses.fields(entry.config):
+        options = {f"{field.name}z": 1}
+        with pytest.raises(UnknownNameError, match=f"'{field.name}'"):
+            method_config(entry.name, options=options)
+
+    # where none is near, the method is named
     with pytest.raises(UnknownNameError, match=entry.name):
         method_config(entry.name, options={"qqqq": 1})
 
 
 def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
-    assert {field.name for field in dataclasses.fields(Batch)} == {
-        "images",
-        "keys",
-        "views",
-    }
+    fields = {field.name for field in dataclasses.fields(Batch)}
+    assert fields == {"images", "keys", "views"}
+
     taken = list(inspect.signature(entry.adapter.predict).parameters)
     assert taken == ["self", "images", "errors", "channel_order"]
 
@@ -183,21 +215,34 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
     entry: MethodEntry, adapter: Adapter, batch: Batch, tmp_path: Path
 ) -> None:
     adapter.predict(batch)
-    names = adapter.prompts.names[3:0:-1]
     adapter.save(tmp_path / "state")
-    if adapter.memory and not adapter.class_free & set(adapter.memory):
+    before = adapter.state_dict()
+    names = adapter.prompts.names[3:0:-1]
+
+    if before and not adapter.class_free & set(before):
         with pytest.raises(UserError, match="classes"):
             adapter.with_classes(names)
         return
+
+    # what does not depend on the classes is as before, all else as in a new adapter
     other = adapter.with_classes(names)
-    before, after = adapter.state_dict(), other.state_dict()
     shared = {name: before[name] for name in adapter.class_free & set(before)}
+
     assert shared or not before
-    assert_same_state(other, {**other._rebuild(other.prompts).state_dict(), **shared})
-    logits = other.predict(batch).logits
-    assert logits.shape == (len(batch), 3) and bool(logits.isfinite().all())
+
+    new = other._rebuild(other.prompts).state_dict()
+    assert_same_state(other, {**new, **shared})
+
+    # a saved state gives the same
+    after = other.state_dict()
+
     if before:
         fresh = adapter.with_classes(names)
         fresh.reset()
-        assert load_state(fresh, tmp_path / "state", other_classes=True).classes_changed
+        loaded = load_state(fresh, tmp_path / "state", other_classes=True)
+        assert loaded.classes_changed
         assert_same_state(fresh, after)
+
+    logits = other.predict(batch).logits
+    assert logits.shape == (len(batch), 3)
+    assert bool(logits.isfinite().all())

@@ -21,6 +21,7 @@ def test_a_gpu_refuses_pixels_that_are_not_finite(
     before = adapter.state_dict()
     spoilt = batch.images[:4].clone()
     spoilt[2, 1, 5, 7] = torch.nan
+
     with pytest.raises(NonFiniteError, match=r"1 of 4 images .* number 2 \(image-2\)"):
         adapter.predict(Batch(spoilt, batch.keys[:4]))
     assert_same_state(adapter, before)

@@ -106,16 +106,21 @@ def test_text_of_another_type_is_refused(text: str) -> None:
         Example(window=parse("window", text, field_types(Example)["window"]))
 
 
-def test_a_choice_names_the_nearest() -> None:
-    for method, field, value, nearest in (
+@pytest.mark.parametrize(
+    ("method", "field", "value", "nearest"),
+    [
         ("zero", "vote", "hart", "hard"),
         ("dart", "score", "plane", "plain"),
         ("watt", "mode", "sequentiall", "sequential"),
         ("coop", "class_position", "midle", "middle"),
         ("scap", "clique_combination", "conkat", "concat"),
-    ):
-        with pytest.raises(UnknownNameError, match=f"'{nearest}'"):
-            method_config(method, options={field: value})
+    ],
+)
+def test_a_choice_names_the_nearest(
+    method: str, field: str, value: str, nearest: str
+) -> None:
+    with pytest.raises(UnknownNameError, match=f"'{nearest}'"):
+        method_config(method, options={field: value})
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods.building import index, registry
 from cliquetta.methods.building.index import INDEX_FILE, PLUG_IN_FILES, index_text
 from cliquetta.methods.building.registry import get_method, list_methods, method_entries
-from tests._helpers.running import Run
+from tests._helpers.running import Result, Run
 from tests._helpers.running import run as run
 
 METHOD = '''
@@ -65,22 +65,29 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_method_in_one_file_is_used_by_commands(run: Run, plug_in: Path) -> None:
-    words = (
-        "evaluate",
-        "--dataset",
-        "bundled",
-        "--limit",
-        8,
-        "--method",
-        "mirror/share=1",
-    )
-    refused = run(*words)
+    def evaluate(*more: str | Path) -> Result:
+        return run(
+            "evaluate",
+            "--dataset",
+            "bundled",
+            "--limit",
+            8,
+            "--method",
+            "mirror/share=1",
+            *more,
+        )
+
+    refused = evaluate()
     assert refused.refuses("unknown method 'mirror'")
-    result = run(*words, "--plugin", plug_in, "--out", plug_in.parent / "runs")
-    assert result.code == 0 and "mirror" in result.stdout
+
+    result = evaluate("--plugin", plug_in, "--out", plug_in.parent / "runs")
+    assert result.code == 0
+    assert "mirror" in result.stdout
     assert get_method("mirror").summary == "Zero-shot by another name"
+
     listed = run("methods", "mirror", "--plugin", plug_in)
-    assert listed.code == 0 and "share" in listed.stdout
+    assert listed.code == 0
+    assert "share" in listed.stdout
 
 
 def test_child_processes_read_the_same_files(plug_in: Path) -> None:
@@ -93,6 +100,7 @@ def test_a_broken_file_is_named_with_its_error(plug_in: Path) -> None:
     broken = plug_in.with_name("broken.py")
     broken.write_text("lr = undefined", encoding="utf-8")
     index.name_plug_in_files([broken])
+
     with pytest.raises(UserError, match=r"broken.py: NameError: name 'undefined'"):
         get_method("zero_shot")
 

@@ -41,36 +41,61 @@ def test_caches_are_those_of_one_copy_that_saw_everything(method: str) -> None:
     """Also where all copies started from a cache that was filled before."""
     batches = make_batches(5, 9, 8)
     start = learn(build(method), batches[:2])
-    parts = [learn(build(method), batches[i : i + 2], start) for i in (2, 4, 6)]
-    joined, one = build(method), build(method)
+    parts = [
+        learn(build(method), batches[2:4], start),
+        learn(build(method), batches[4:6], start),
+        learn(build(method), batches[6:8], start),
+    ]
+    joined = build(method)
     merge_states(joined, parts)
+
+    one = build(method)
     learn(one, batches[:8])
+
     torch.testing.assert_close(joined.state_dict(), one.state_dict())
     expected = one.predict(batches[8]).logits
-    torch.testing.assert_close(joined.predict(batches[8]).logits, expected)
+    actual = joined.predict(batches[8]).logits
+
+    torch.testing.assert_close(actual, expected)
 
 
 def test_layernorms_are_averaged(tmp_path: Path) -> None:
     batches = make_batches(6, 4, 8)
-    copies = [build("tent"), build("tent")]
-    for index, adapter in enumerate(copies):
-        learn(adapter, batches[2 * index : 2 * index + 2])
-        adapter.save(tmp_path / f"{index}.safetensors")
+    first = build("tent")
+    learn(first, batches[:2])
+    first.save(tmp_path / "first.safetensors")
+    second = build("tent")
+    learn(second, batches[2:])
+    second.save(tmp_path / "second.safetensors")
+
     joined = build("tent")
-    merge_states(joined, [tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
-    first, second = (adapter.state_dict() for adapter in copies)
-    mean = {name: (first[name] + second[name]) / 2 for name in first}
-    mean["norms.steps"] = first["norms.steps"]
-    torch.testing.assert_close(joined.state_dict(), mean)
+    files = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
+    merge_states(joined, files)
+
+    one = first.state_dict()
+    other = second.state_dict()
+    expected = {name: (one[name] + other[name]) / 2 for name in one}
+    # both took as many steps; a mean of integers would be a float
+    expected["norms.steps"] = one["norms.steps"]
+
+    torch.testing.assert_close(joined.state_dict(), expected)
 
 
-def test_states_that_cannot_be_joined_are_refused() -> None:
-    states = [learn(build("ramen"), make_batches(7, 1, 8)) for _ in range(2)]
+def test_states_of_a_method_that_cannot_join_are_refused() -> None:
+    (images,) = make_batches(7, 1, 8)
+    first = learn(build("ramen"), [images])
+    second = learn(build("ramen"), [images])
+
     with pytest.raises(UserError, match="ramen"):
-        merge_states(build("ramen"), states)
+        merge_states(build("ramen"), [first, second])
+    # one alone needs no joining
+    merge_states(build("ramen"), [first])
+
+
+def test_states_of_another_method_are_refused() -> None:
+    state = learn(build("ramen"), make_batches(7, 1, 8))
     with pytest.raises(StateMismatchError):
-        merge_states(build("tda"), states)
-    merge_states(build("ramen"), states[:1])
+        merge_states(build("tda"), [state, state])
 
 
 def domain_norm(count: int, **options: Any) -> list[DomainNorm]:
@@ -83,27 +108,40 @@ def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied() ->
     batches = make_batches(8, 12, 64)
     before, joined, *copies = domain_norm(6, settled_every=64)
     start = learn(before, batches[:4] * 25)
-    parts = [batches[i : i + 5] for i in (4, 5, 6, 7)]
-    states = [learn(one, part, start) for one, part in zip(copies, parts, strict=True)]
+    states = []
+    for first, copy in enumerate(copies, start=4):
+        states.append(learn(copy, batches[first : first + 5], start))
     merge_states(joined, states, start)
-    old, new, *ends = (one.state.domains[0] for one in (before, joined, *copies))
-    assert [int(one.norms.steps) for one in (old, new, *ends)] == [100, 120, *[105] * 4]
-    assert (
-        int(new.images) == float(new.counts.images) == float(new.key.images) == 64 * 120
-    )
-    moved = torch.stack([one.norms.values - old.norms.values for one in ends]).mean(
-        dim=0
-    )
+
+    old = before.state.domains[0]
+    new = joined.state.domains[0]
+    ends = [copy.state.domains[0] for copy in copies]
+
+    assert int(old.norms.steps) == 100
+    assert [int(end.norms.steps) for end in ends] == [105, 105, 105, 105]
+    assert int(new.norms.steps) == 120
+    assert int(new.images) == 64 * 120
+    assert float(new.counts.images) == 64 * 120
+    assert float(new.key.images) == 64 * 120
+
     # The rate is at its floor by then, so that twenty steps are four times as long as
     # five.
-    torch.testing.assert_close(new.norms.values, old.norms.values + 4 * moved)
-    added = [one.counts.marginal - old.counts.marginal for one in ends]
-    torch.testing.assert_close(
-        new.counts.marginal, old.counts.marginal + torch.stack(added).sum(0)
-    )
-    new_means = [(105 * one.key.mean - 100 * old.key.mean) / 5 for one in ends]
-    mean = (100 * old.key.mean + 5 * torch.stack(new_means).sum(0)) / 120
-    torch.testing.assert_close(new.key.mean, mean, atol=1e-6, rtol=1e-6)
+    moved = [end.norms.values - old.norms.values for end in ends]
+    mean_move = torch.stack(moved).mean(dim=0)
+    expected = old.norms.values + 4 * mean_move
+
+    torch.testing.assert_close(new.norms.values, expected)
+    # Counts are sums: what every copy added is added.
+    added = [end.counts.marginal - old.counts.marginal for end in ends]
+    expected = old.counts.marginal + torch.stack(added).sum(0)
+
+    torch.testing.assert_close(new.counts.marginal, expected)
+    # The mean of a key is that of all images, each counted once.
+    total = 100 * old.key.mean
+    for end in ends:
+        total = total + (105 * end.key.mean - 100 * old.key.mean)
+
+    torch.testing.assert_close(new.key.mean, total / 120, atol=1e-6, rtol=1e-6)
 
 
 def shifted(batches: list[Tensor]) -> list[Tensor]:
@@ -112,36 +150,54 @@ def shifted(batches: list[Tensor]) -> list[Tensor]:
 
 
 def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
+    """The second copy opens another domain before it meets that of the first."""
     batches = make_batches(8, 8, 64)
     a, b, joined, fresh = domain_norm(4)
-    states = [learn(a, batches[:4]), learn(b, shifted(batches[4:6]) + batches[6:8])]
-    merge_states(joined, states)
-    one, two, both = (adapter.state for adapter in (a, b, joined))
+    state_of_a = learn(a, batches[:4])
+    state_of_b = learn(b, shifted(batches[4:6]) + batches[6:8])
+    merge_states(joined, [state_of_a, state_of_b])
+    one = a.state
+    two = b.state
+    both = joined.state
+
     assert match_domains([one, two], 0.1, 8)[0] == [(0, 0), (1, 1)]
+
     counts = [float(domain.key.images) for domain in both.domains]
-    assert counts[:2] == [64.0 * 6, 64.0 * 2] and not any(counts[2:])
+    assert counts == [64 * 6, 64 * 2, 0, 0]
     assert [int(domain.images) for domain in both.domains] == counts
-    first, second, merged = one.domains[0], two.domains[1], both.domains[0]
-    torch.testing.assert_close(
-        merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6
-    )
-    # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes
-    # six.
-    path = [sum(n**-0.5 for n in range(1, steps + 1)) for steps in (4, 2, 6)]
-    start = fresh.state.domains[0].norms.values
-    moved = (4 * (first.norms.values - start) + 2 * (second.norms.values - start)) / 6
-    farther = path[2] / ((4 * path[0] + 2 * path[1]) / 6)
-    torch.testing.assert_close(merged.norms.values, start + farther * moved)
     assert [int(domain.norms.steps) for domain in both.domains] == [6, 2, 0, 0]
+
+    # The common domain: four batches of the first copy, two of the second.
+    first = one.domains[0]
+    second = two.domains[1]
+    merged = both.domains[0]
+
+    def mean_by_images(of_first: Tensor, of_second: Tensor) -> Tensor:
+        return (4 * of_first + 2 * of_second) / 6
+
+    mean = mean_by_images(first.key.mean, second.key.mean)
+    torch.testing.assert_close(merged.key.mean, mean)
+
+    # The n-th step is 1 / sqrt(n) of the first; one copy takes six.
+    def path(steps: int) -> float:
+        return sum(n**-0.5 for n in range(1, steps + 1))
+
+    start = fresh.state.domains[0].norms.values
+    move = mean_by_images(first.norms.values - start, second.norms.values - start)
+    farther = path(6) / ((4 * path(4) + 2 * path(2)) / 6)
+
+    torch.testing.assert_close(merged.norms.values, start + farther * move)
+    # Adam's moments without their bias of so many steps
     for name, beta in (("first", 0.9), ("second", 0.999)):
-        four, two_more, six = (
-            getattr(one.norms, name) for one in (first, second, merged)
-        )
-        mean = (4 * four / (1 - beta**4) + 2 * two_more / (1 - beta**2)) / 6
-        torch.testing.assert_close(six, mean * (1 - beta**6))
-    torch.testing.assert_close(
-        both.domains[1].norms.values, two.domains[0].norms.values
-    )
+        after_four = getattr(first.norms, name) / (1 - beta**4)
+        after_two = getattr(second.norms, name) / (1 - beta**2)
+        after_six = getattr(merged.norms, name) / (1 - beta**6)
+        torch.testing.assert_close(after_six, mean_by_images(after_four, after_two))
+
+    # The other domain is that of the second copy as it was.
+    kept = both.domains[1].norms.values
+
+    torch.testing.assert_close(kept, two.domains[0].norms.values)
     for images, domain in ((batches[0], 0), (shifted(batches[:1])[0], 1)):
         assert joined.predict(images).evidence["domain"] == domain
 
@@ -149,8 +205,13 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
 def test_recent_images_of_every_state_are_kept() -> None:
     batches = make_batches(9, 4, 64)
     a, b, joined = domain_norm(3)
-    merge_states(joined, [learn(a, batches[:2]), learn(b, batches[2:])])
-    actual, one, two = (adapter.state for adapter in (joined, a, b))
-    newest = [state.window.features[32:] for state in (one, two)]
-    torch.testing.assert_close(actual.window.features, torch.cat(newest))
-    assert (actual.window.domain == 0).all()
+    state_of_a = learn(a, batches[:2])
+    state_of_b = learn(b, batches[2:])
+    merge_states(joined, [state_of_a, state_of_b])
+    # half of the window is the newest half of each
+    newest_of_a = a.state.window.features[32:]
+    newest_of_b = b.state.window.features[32:]
+    window = joined.state.window
+
+    torch.testing.assert_close(window.features, torch.cat([newest_of_a, newest_of_b]))
+    assert (window.domain == 0).all()

@@ -79,45 +79,48 @@ def test_a_plug_in_is_a_method_like_ours(install: Path) -> None:
     distribute(install, "made_up_plug_in", MODULE)
     assert "made_up" in [entry.name for entry in method_entries()]
     assert get_method("made_up").summary == "Zero-shot with another scale"
+
     config = method_config("made_up", options={"factor": "3"})
-    actual = create_method("made_up", TINY, TINY_PROMPTS, config).predict(TINY_IMAGES)
-    plain = create_method("zero_shot", TINY, TINY_PROMPTS).predict(TINY_IMAGES)
-    assert actual.logits.allclose(3 * plain.logits, atol=LOGIT)
+    made_up = create_method("made_up", TINY, TINY_PROMPTS, config)
+    zero_shot = create_method("zero_shot", TINY, TINY_PROMPTS)
+    actual = made_up.predict(TINY_IMAGES).logits
+    expected = 3 * zero_shot.predict(TINY_IMAGES).logits
+
+    assert actual.allclose(expected, atol=LOGIT)
 
 
 def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     """Command line, grids, pages and the contract tests follow the registry."""
     distribute(install, "another_plug_in", MODULE)
-    shown = CliRunner().invoke(app, ["methods", "--json"])
-    assert "made_up" in [method["name"] for method in json.loads(shown.stdout)]
+    entry = get_method("made_up")
+
+    assert entry in method_entries()
+
+    printed = CliRunner().invoke(app, ["methods", "--json"]).stdout
+    assert "made_up" in [method["name"] for method in json.loads(printed)]
+
     # ImageNet's grid names its methods, each with settings of its own.
     for grid in set(GRIDS["leaderboard"]) - {"leaderboard-imagenet"}:
-        assert "made_up" in {
-            spec.method for spec in read_grid(grid_file(grid), root="/data")
-        }
-    assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
-    assert "`factor`" in method_pages.settings_table(get_method("made_up"))
-    assert "--method made_up" in method_pages.command(get_method("made_up"))
-    assert get_method("made_up") in method_entries()
+        specs = read_grid(grid_file(grid), root="/data")
+        assert "made_up" in {spec.method for spec in specs}
+
+    _, _, not_run = methods_page([], [], [], install).partition("not run")
+    assert "`made_up`" in not_run
+    assert "`factor`" in method_pages.settings_table(entry)
+    assert "--method made_up" in method_pages.command(entry)
 
 
 def test_nothing_but_its_file_names_a_method() -> None:
     """Baseline, defaults and examples aside: no module outside of its own lists methods."""
-    root = Path(cliquetta.__file__).parent
-    sources = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
-    texts = [text for path, text in sources.items() if "methods" not in path.parts]
-    named = {
-        entry.name
-        for entry in method_entries()
-        if any(re.search(rf"""["']{entry.name}["']""", text) for text in texts)
-    }
-    assert named <= {
-        "zero_shot",
-        "scap",
-        "domain_norm",
-        "tda",
-        "coop",
-    }  # coop: templates
+    texts = []
+    for path in Path(cliquetta.__file__).parent.rglob("*.py"):
+        if "methods" not in path.parts:
+            texts.append(path.read_text(encoding="utf-8"))
+    quoted = set(re.findall(r"""["'](\w+)(?=["'])""", "\n".join(texts)))
+    named = {entry.name for entry in method_entries()} & quoted
+
+    # coop: templates
+    assert named <= {"zero_shot", "scap", "domain_norm", "tda", "coop"}
 
 
 def test_a_broken_plug_in_is_named_and_left_out(install: Path) -> None:

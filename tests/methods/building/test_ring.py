@@ -14,10 +14,16 @@ class Ring(NamedTuple):
 
 
 def test_a_ring_holds_the_last_values() -> None:
-    ring, values = Ring(torch.full((5,), -1), torch.tensor(0)), torch.arange(100)
-    for start, count in ((0, 2), (2, 1), (3, 4), (7, 5), (12, 3), (15, 1)):
-        end = start + count
-        ring, slots = write(ring, values=values[start:end])
-        assert ring.values[slots].tolist() == list(range(start, end))
+    ring = Ring(torch.full((5,), -1), torch.tensor(0))
+    values = torch.arange(100)
+    seen = 0
+    for count in (2, 1, 4, 5, 3, 1):
+        written = list(range(seen, seen + count))
+        ring, slots = write(ring, values=values[written])
+        assert ring.values[slots].tolist() == written
+
+        seen += count
+        last_five = list(range(max(0, seen - 5), seen))
         order = newest(ring.next, 5)
-        assert ring.values[order].tolist() == list(range(max(0, end - 5), end))[::-1]
+        newest_first = ring.values[order].tolist()
+        assert newest_first == last_five[::-1]

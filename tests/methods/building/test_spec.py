@@ -17,7 +17,8 @@ from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 def test_what_is_written_is_read_and_written_again() -> None:
     spec = MethodSpec.parse("scap:paper-views/lr=0.1/capacity=2")
-    assert (spec.method, spec.preset) == ("scap", "paper-views")
+    assert spec.method == "scap"
+    assert spec.preset == "paper-views"
     assert dict(spec.options) == {"lr": 0.1, "capacity": 2}
     assert MethodSpec.parse(str(spec)) == spec
     assert MethodSpec.parse("tent") == MethodSpec("tent")
@@ -34,7 +35,9 @@ def test_settings_that_are_the_presets_do_not_count() -> None:
 
 def test_it_builds_the_method_with_its_settings() -> None:
     adapter = MethodSpec.parse("tent/lr=0.25").build(TINY, TINY_PROMPTS, seed=7)
-    assert (adapter.name, adapter.config.lr, adapter.seed) == ("tent", 0.25, 7)
+    assert adapter.name == "tent"
+    assert adapter.config.lr == 0.25
+    assert adapter.seed == 7
 
 
 def test_predicting_and_exporting_load_no_metrics() -> None:
@@ -47,6 +50,7 @@ def test_predicting_and_exporting_load_no_metrics() -> None:
     )
     words = [sys.executable, "-c", code]
     printed = subprocess.check_output(words, text=True, env=child_environment())
+
     assert printed.strip() == ""
 
 
@@ -56,9 +60,12 @@ def test_a_fitted_file_names_its_method(tmp_path: Path) -> None:
     fitted = fit_method("tip_adapter", TINY, TINY_PROMPTS, few_shot)
     fitted.save(path)
     spec = MethodSpec.from_fitted(path)
+
     assert (spec.method, spec.fitted) == ("tip_adapter", str(path))
+
     adapter = spec.build(TINY, TINY_PROMPTS)
     expected = fitted.predict(TINY_IMAGES).logits
+
     torch.testing.assert_close(
         adapter.predict(TINY_IMAGES).logits, expected, rtol=0, atol=0
     )

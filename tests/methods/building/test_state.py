@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
@@ -71,15 +71,20 @@ def path(tmp_path: Path) -> Path:
 def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> None:
     counting.predict(TINY_IMAGES)
     extra = {"metric": torch.arange(4), "empty": torch.zeros(0)}
-    counting.save(path, extra=extra, notes={"batches": 1, "skipped": ["ä"]})
+    notes = {"batches": 1, "skipped": ["ä"]}
+    counting.save(path, extra=extra, notes=notes)
+
     other = Counting(TINY, TINY_PROMPTS, CountingConfig(), seed=5)
     saved = load_state(other, path)
+
     assert_same_state(other, counting.state_dict())
     assert torch.equal(other.memory["count"], torch.ones(3, 2))
-    assert saved.notes == {"batches": 1, "skipped": ["ä"]}
+    assert saved.notes == notes
     torch.testing.assert_close(dict(saved.extra), extra)
+
     header = read_header(path)
-    assert (header["method"], header["torch"]) == ("Counting", torch.__version__)
+    assert header["method"] == "Counting"
+    assert header["torch"] == torch.__version__
     assert header["classes"] == counting.prompts.fingerprint
 
 
@@ -91,6 +96,7 @@ def test_bytes_serve_as_well_and_are_equal_for_equal_content(
     (data,) = {pack_state(counting, notes={"images": 3}) for _ in range(8)}
     counting.reset()
     unpack_state(counting, data)
+
     assert torch.equal(counting.memory["count"], torch.ones(3, 2))
 
 
@@ -98,11 +104,10 @@ def test_adapters_of_another_kind_refuse_and_say_why(
     counting: Counting, path: Path
 ) -> None:
     counting.save(path)
-    config, more = (
-        CountingConfig(),
-        ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates),
-    )
-    retrained, renamed = build_tiny_clip(seed=1), build_tiny_clip()
+    config = CountingConfig()
+    more = ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates)
+    retrained = build_tiny_clip(seed=1)
+    renamed = build_tiny_clip()
     renamed.id = "renamed"
     cases = {
         "method": Otherwise(TINY, TINY_PROMPTS, config),
@@ -112,6 +117,7 @@ def test_adapters_of_another_kind_refuse_and_say_why(
         "weights": Counting(retrained, TINY_PROMPTS, config),
         "model": Counting(renamed, TINY_PROMPTS, config),
     }
+
     for message, adapter in cases.items():
         before = adapter.state_dict()
         with pytest.raises(StateMismatchError, match=message):
@@ -124,6 +130,7 @@ def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> 
     counting.save(path)
     load_state(counting, path)
     counting.fitted = {"context": torch.zeros(2)}
+
     with pytest.raises(StateMismatchError, match="fit"):
         load_state(counting, path)
 
@@ -134,13 +141,53 @@ def test_files_that_are_no_states_are_refused(
     path = tmp_path / "x"
     counting.save(path)
     full = path.read_bytes()
-    for data in (b"", b"text", full[:40], full[:-3]):
+    damaged = (b"", b"text", full[:40], full[:-3])
+
+    for data in damaged:
         path.write_bytes(data)
         with pytest.raises(UserError, match="state"):
             load_state(counting, path)
+
+    # a tensor file of something else
     save_file({"a": torch.zeros(1)}, str(path))
+
     with pytest.raises(UserError, match="state"):
         load_state(counting, path)
+
+
+@pytest.fixture
+def saved_header(path: Path) -> dict[str, str]:
+    """What a saved state of Tent says of itself; the file is at ``path``."""
+    create_method("tent", TINY, TINY_NAMES).save(path)
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata())
+
+
+def test_notes_nested_too_deeply_are_refused_by_every_reader(
+    path: Path, saved_header: dict[str, str]
+) -> None:
+    header = {**saved_header, "notes": "[" * 100_000 + "]" * 100_000}
+    tensors = load_file(path)
+    path.write_bytes(pack_raw(tensors, header))
+    assert_refused(path, "readable")
+
+
+def test_a_file_of_gigabytes_is_refused_before_it_is_read(
+    path: Path, saved_header: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6 GB, of which a hole is most."""
+    size = 6 * 10**9
+    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = {"__metadata__": saved_header, "memory.norms.values": entry}
+    text = json.dumps(header).encode()
+
+    with path.open("wb") as hollow:
+        hollow.write(len(text).to_bytes(8, "little"))
+        hollow.write(text)
+        hollow.truncate(8 + len(text) + size)
+
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
+    assert_refused(path, "6,000,")
 
 
 def test_a_crash_while_writing_leaves_the_old_file(
@@ -154,7 +201,10 @@ def test_a_crash_while_writing_leaves_the_old_file(
         patch.setattr(os, "fsync", crash)
         with pytest.raises(OSError, match="full"):
             write_atomically(path, b"new")
-    assert path.read_bytes() == b"old" and [*path.parent.iterdir()] == [path]
+
+    assert path.read_bytes() == b"old"
+    assert [*path.parent.iterdir()] == [path]
+
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
 
@@ -165,28 +215,6 @@ def assert_refused(path: Path, message: str) -> None:
         load_state(create_method("tent", TINY, TINY_NAMES), path)
     with pytest.raises(UserError, match=message):
         load_method(path, TINY)
-
-
-def test_damaged_files_are_refused_by_every_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Notes nested too deeply; and 6 GB, of which a hole is most, before they are read."""
-    path, size = tmp_path / "state.safetensors", 6 * 10**9
-    create_method("tent", TINY, TINY_NAMES).save(path)
-    with safe_open(path, framework="pt") as file:
-        header = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    path.write_bytes(
-        pack_raw(tensors, {**header, "notes": "[" * 100_000 + "]" * 100_000})
-    )
-    assert_refused(path, "readable")
-    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
-    text = json.dumps({"__metadata__": header, "memory.norms.values": entry}).encode()
-    with path.open("wb") as hollow:
-        hollow.write(len(text).to_bytes(8, "little") + text)
-        hollow.truncate(8 + len(text) + size)
-    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
-    assert_refused(path, "6,000,")
 
 
 @pytest.mark.parametrize("read", ["load_method", "load_state"])

@@ -1,11 +1,13 @@
 """Which classes occur and how often: by hand, by a literal loop and on drawn streams."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.prior import (
@@ -18,7 +20,7 @@ from cliquetta.methods.domain_norm.prior import (
     frequencies,
 )
 from cliquetta.methods.domain_norm.state import Counts
-from tests.reference.domain_norm_literal import Domain, Image, LiteralDomainNorm
+from tests.reference.domain_norm_literal import Domain, Image, LiteralDomainNorm, Prior
 
 N = 10
 
@@ -28,8 +30,9 @@ def draw(
 ) -> Tensor:
     """Zero-shot predictions of such images: noise, a gap for the true class, and a bias."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(len(labels), N, generator=generator) + bias
-    logits[torch.arange(len(labels)), labels] += gap
+    noise = torch.randn(len(labels), N, generator=generator)
+    truth = one_hot(labels, N)
+    logits = noise + bias + gap * truth
     return logits.softmax(dim=1)
 
 
@@ -106,43 +109,48 @@ def prior_of(
 def test_expected_evenness_is_that_of_draws(classes: int, ratio: float) -> None:
     """Certain predictions of images whose classes are drawn evenly, by simulation."""
     images = max(5, int(ratio * classes))
+    n = torch.tensor(float(images))
     generator = torch.Generator().manual_seed(classes)
     draws = max(3, 4000 // classes)
     actual = []
     for _ in range(draws):
         labels = torch.randint(0, classes, (images,), generator=generator)
         mass = labels.bincount(minlength=classes).float()
-        actual.append(float(evenness(frequencies(mass, torch.tensor(float(images))))))
+        actual.append(float(evenness(frequencies(mass, n))))
+
+    mean = sum(actual) / draws
     weight = torch.tensor(1 - 1 / classes)
-    expected = float(expected_evenness(torch.tensor(float(images)), weight, classes))
+    expected = float(expected_evenness(n, weight, classes))
     standard_error = float(torch.tensor(actual).std()) / math.sqrt(draws)
     # A Poisson number of draws has 1/N more spread than so many draws of N classes.
-    assert sum(actual) / draws == pytest.approx(
-        expected, abs=4 * standard_error + 0.1 / classes
-    )
+    tolerance = 4 * standard_error + 0.1 / classes
+
+    assert mean == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.parametrize("gap", [3.0, 6.0])
+@pytest.mark.parametrize(("images", "slack"), [(10, 0.2), (50, 0.06), (500, 0.01)])
 def test_expected_evenness_of_unsure_predictions_is_never_above_that_of_draws(
-    gap: float,
+    gap: float, images: int, slack: float
 ) -> None:
     """Soft predictions: equal for many images per class, lower where they are few."""
     classes = 50
+    draws = 20
     generator = torch.Generator().manual_seed(0)
-    for images, slack in ((10, 0.2), (50, 0.06), (500, 0.01)):
-        actual = []
-        expected = []
-        for _ in range(20):
-            labels = torch.randint(0, classes, (images,), generator=generator)
-            logits = 1.5 * torch.randn(images, classes, generator=generator)
-            logits[torch.arange(images), labels] += gap
-            q = logits.softmax(dim=1)
-            n = torch.tensor(float(images))
-            actual.append(float(evenness(frequencies(q.sum(dim=0), n))))
-            weight = q.square().sum() / n - 1 / classes
-            expected.append(float(expected_evenness(n, weight, classes)))
-        mean = sum(expected) / 20
-        assert mean - 0.01 <= sum(actual) / 20 <= mean + slack
+    n = torch.tensor(float(images))
+    actual = 0.0
+    expected = 0.0
+    for _ in range(draws):
+        labels = torch.randint(0, classes, (images,), generator=generator)
+        logits = 1.5 * torch.randn(images, classes, generator=generator)
+        logits[torch.arange(images), labels] += gap
+        q = logits.softmax(dim=1)
+        actual += float(evenness(frequencies(q.sum(dim=0), n))) / draws
+        weight = q.square().sum() / n - 1 / classes
+        expected += float(expected_evenness(n, weight, classes)) / draws
+
+    assert actual >= expected - 0.01
+    assert actual <= expected + slack
 
 
 @pytest.mark.parametrize("classes", [5, 20, 100, 1000, 20000])
@@ -153,11 +161,13 @@ def test_streams_of_equally_frequent_classes_are_never_believed(
     """From the first images on, up to ten per class; for the longest list up to 20,000."""
     images = min(10 * classes, 20000)
     batch = max(1, images // 40)
-    for seed in range(3 if classes > 1000 else 10):
+    seeds = 3 if classes > 1000 else 10
+    for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
         labels = torch.randint(0, classes, (images,), generator=generator)
         priors = prior_of(labels, classes, batch=batch, sure=sure)
-        assert max(float(prior.belief) for prior in priors) == 0
+        beliefs = [float(prior.belief) for prior in priors]
+        assert max(beliefs) == 0
 
 
 @pytest.mark.parametrize(
@@ -173,16 +183,21 @@ def test_few_classes_are_believed_from_the_first_batch_on(
     believed = [float(prior.belief) for prior in priors]
     # 64 images of 50 of 1,000 classes look like 64 images of 1,000; 256 images do not.
     first = 0 if present < 50 else 3
+
     assert min(believed[first:]) == 1
     assert float(priors[-1].prior[:present].sum()) > 0.5
 
 
-def test_the_limit_of_evenness_rises_with_confidence() -> None:
+@pytest.mark.parametrize(
+    ("confidence", "expected"),
+    [(0.1, 0.4), (0.5, 0.4), (0.6, 0.5), (0.7, 0.6), (0.9, 0.8), (1.0, 0.8)],
+)
+def test_the_limit_of_evenness_rises_with_confidence(
+    confidence: float, expected: float
+) -> None:
     config = DomainNormConfig(evenness_limits=(0.4, 0.8))
-    cases = [(0.1, 0.4), (0.5, 0.4), (0.6, 0.5), (0.7, 0.6), (0.9, 0.8), (1.0, 0.8)]
-    for confidence, expected in cases:
-        actual = evenness_limit(torch.tensor(confidence), config)
-        assert float(actual) == pytest.approx(expected)
+    limit = evenness_limit(torch.tensor(confidence), config)
+    assert float(limit) == pytest.approx(expected)
 
 
 # --- bias and frequency -------------------------------------------------------------------------
@@ -193,12 +208,21 @@ def test_bias_differs_from_frequency(batch: int) -> None:
     """Streams whose plain predictions are alike: one is biased, the other holds three classes."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, N, (512,), generator=generator)
-    biased = draw(labels, torch.tensor([3.0] * 3 + [0.0] * 7), gap=4.0)
+    towards_three = torch.tensor([3.0] * 3 + [0.0] * 7)
+    biased = draw(labels, towards_three, gap=4.0)
     few = draw(labels % 3, gap=3.0)
-    plain = [float(p.mean(dim=0)[:3].sum()) for p in (biased, few)]
-    assert abs(plain[0] - plain[1]) < 0.01
-    assert float(evenness(estimate(biased, batch))) > 0.9
-    assert float(estimate(few, batch)[:3].sum()) > 0.8
+
+    # the share of the first three classes in plain predictions
+    share_of_biased = float(biased.mean(dim=0)[:3].sum())
+    share_of_few = float(few.mean(dim=0)[:3].sum())
+
+    assert abs(share_of_biased - share_of_few) < 0.01
+
+    frequencies_of_biased = estimate(biased, batch)
+    frequencies_of_few = estimate(few, batch)
+
+    assert float(evenness(frequencies_of_biased)) > 0.9
+    assert float(frequencies_of_few[:3].sum()) > 0.8
 
 
 def test_a_hub_is_not_mistaken_for_a_class_that_occurs() -> None:
@@ -214,23 +238,32 @@ def test_a_hub_is_not_mistaken_for_a_class_that_occurs() -> None:
     pull[3] = 5.5
     hub = draw(labels, pull, gap=4.0)
     few = draw(torch.full((512,), 3), gap=5.5)
+
     assert prior_of_class_3(hub) <= 0.5
     assert prior_of_class_3(few) > 0.5
     assert prior_of_class_3(few[:64]) > 0.5
 
 
 def test_a_stream_of_one_class_is_not_mistaken_for_biased() -> None:
-    assert float(estimate(draw(torch.full((256,), 4), gap=7.0))[4]) > 0.9
+    predictions = draw(torch.full((256,), 4), gap=7.0)
+    assert float(estimate(predictions)[4]) > 0.9
 
 
 def test_few_classes_of_a_long_stream_are_believed_where_predictions_are_sure() -> None:
     """With every image the background of a class that is always there looks more like bias."""
     config = DomainNormConfig()
-    counts = counted(draw(torch.full((512,), 4), gap=4.0), config)[-1]
+    only_class_4 = torch.full((512,), 4)
+    counts = counted(draw(only_class_4, gap=4.0), config)[-1]
+
     assert float(counts.confidence / counts.images) > 0.75
-    assert float(class_prior(counts, config).prior[4]) > 0.9
+
+    sure_prior = class_prior(counts, config).prior
+    assert float(sure_prior[4]) > 0.9
+
     unsure = counts._replace(confidence=0.5 * counts.images)
-    assert float(class_prior(unsure, config).prior[4]) < 0.3
+    unsure_prior = class_prior(unsure, config).prior
+
+    assert float(unsure_prior[4]) < 0.3
 
 
 def test_streams_of_every_kind_have_the_prior_of_the_page() -> None:
@@ -239,59 +272,99 @@ def test_streams_of_every_kind_have_the_prior_of_the_page() -> None:
     literal.N = N
     config = DomainNormConfig()
     generator = torch.Generator().manual_seed(0)
-    partial = {"belief": 0, "burst": 0}
+    nothing = np.zeros(0)
+    partial_beliefs = 0
+    partial_bursts = 0
     for seed in range(40):
+        # seeds go through classes that occur, gaps of the true class, and biases
         present = seed % N + 1
         gap = 1.0 + seed % 7
         bias = (0.0, 1.5, 3.0)[seed % 3]
         labels = torch.randint(0, present, (64,), generator=generator)
         pull = bias * torch.randn(N, generator=generator)
+        predictions = draw(labels, pull, gap=gap, seed=seed).double()
+
         counts = no_counts()
         domain = Domain(np.zeros(1), N, 1)
-        nothing = np.zeros(0)
-        for part in draw(labels, pull, gap=gap, seed=seed).double().split(8):
+        for part in predictions.split(8):
             counts = count(counts, part, config)
             actual = class_prior(counts, config)
             images = [Image(0, part, nothing, nothing, z) for z in part.numpy()]
             expected = literal.count(domain, images)
-            np.testing.assert_allclose(
-                actual.marginal, expected.m, rtol=1e-9, atol=1e-12
-            )
-            np.testing.assert_allclose(actual.prior, expected.pi, rtol=1e-9, atol=1e-12)
-            assert float(actual.belief) == pytest.approx(expected.beta, abs=1e-9)
-            assert float(actual.burst) == pytest.approx(expected.r, abs=1e-9)
-            weights = actual.log_weights.softmax(dim=0).numpy()
-            np.testing.assert_allclose(
-                weights,
-                expected.weights / expected.weights.sum(),
-                rtol=1e-8,
-                atol=1e-12,
-            )
-            partial["belief"] += 0.05 < expected.beta < 0.95
-            partial["burst"] += 0.05 < expected.r < 0.95
-    assert min(partial.values()) > 5, partial
+            assert_same_prior(actual, expected)
+            partial_beliefs += 0.05 < expected.beta < 0.95
+            partial_bursts += 0.05 < expected.r < 0.95
+
+    assert partial_beliefs > 5
+    assert partial_bursts > 5
+
+
+def assert_same_prior(actual: ClassPrior, expected: Prior) -> None:
+    """The prior of a domain is that of the page, number by number."""
+    near: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
+    np.testing.assert_allclose(actual.marginal, expected.m, **near)
+    np.testing.assert_allclose(actual.prior, expected.pi, **near)
+
+    belief = float(actual.belief)
+    assert belief == pytest.approx(expected.beta, abs=1e-9)
+    burst = float(actual.burst)
+    assert burst == pytest.approx(expected.r, abs=1e-9)
+
+    # weights of classes matter up to a factor
+    weights = actual.log_weights.softmax(dim=0).numpy()
+    literal = expected.weights / expected.weights.sum()
+    np.testing.assert_allclose(weights, literal, rtol=1e-8, atol=1e-12)
 
 
 def test_all_classes_are_equally_frequent_if_that_is_said() -> None:
-    predictions = draw(torch.tensor([3] * 40 + [5] * 24), gap=4.0)
+    labels = torch.tensor([3] * 40 + [5] * 24)
+    predictions = draw(labels, gap=4.0)
     config = DomainNormConfig(prior="uniform")
-    actual = class_prior(counted(predictions, config)[0], config)
-    torch.testing.assert_close(actual.prior, torch.full((N,), 1 / N).double())
-    torch.testing.assert_close(actual.log_weights, torch.zeros(N).double())
+    (counts,) = counted(predictions, config)
+    actual = class_prior(counts, config)
 
-
-# --- bursts -------------------------------------------------------------------------------------
+    uniform = torch.full((N,), 1 / N).double()
+    torch.testing.assert_close(actual.prior, uniform)
+    no_weights = torch.zeros(N).double()
+    torch.testing.assert_close(actual.log_weights, no_weights)
 
 
 @pytest.mark.parametrize("classes", [8, 100, 1000])
 @pytest.mark.parametrize("batch", [16, 64])
-def test_few_images_of_many_classes_are_no_burst(classes: int, batch: int) -> None:
+def test_few_images_of_many_classes_are_no_burst_but_many_of_two_are(
+    classes: int, batch: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
     even = torch.randint(0, classes, (1024,), generator=generator)
-    priors = prior_of(even, classes, batch=batch, sure=0.9)
-    assert sum(float(prior.burst) for prior in priors[4:]) / len(priors[4:]) < 0.15
-    burst = torch.cat([even, even[:64] % 2])
-    assert float(prior_of(burst, classes, batch=batch, sure=0.9)[-1].burst) > 0.95
+    of_two_classes = even[:64] % 2
+    labels = torch.cat([even, of_two_classes])
+    priors = prior_of(labels, classes, batch=batch, sure=0.9)
+    bursts = [float(prior.burst) for prior in priors]
+
+    # after four batches, and before the images of two classes
+    without = bursts[4 : 1024 // batch]
+
+    assert sum(without) / len(without) < 0.15
+    assert bursts[-1] > 0.95
+
+
+def share_right(labels: Tensor, recent_images: float, batch: int) -> float:
+    """Share of images classified rightly with the prior of a stream."""
+    config = DomainNormConfig(recent_images=recent_images)
+    predictions = draw(labels, gap=2.0)
+    after_each = counted(predictions, config, batch)
+
+    # each batch is weighed with the prior that includes it
+    weighed = []
+    for part, counts in zip(predictions.split(batch), after_each, strict=True):
+        prior = class_prior(counts, config)
+        weighed.append(part.log() + prior.log_weights)
+
+    predicted = torch.cat(weighed).argmax(dim=1)
+    return float((predicted == labels).float().mean())
+
+
+# --- bursts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
@@ -300,20 +373,11 @@ def test_recent_frequencies_help_in_bursts_and_change_nothing_without(
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     shuffled = torch.randint(0, N, (1024,), generator=generator)
-    right = {}
-    for name, labels in (
-        ("shuffled", shuffled),
-        ("bursts", shuffled.sort().values.roll(300)),
-    ):
-        predictions = draw(labels, gap=2.0)
-        for recent in (0.0, 16.0):
-            config = DomainNormConfig(recent_images=recent)
-            priors = [
-                class_prior(one, config) for one in counted(predictions, config, batch)
-            ]
-            parts = zip(predictions.split(batch), priors, strict=True)
-            weighed = [part.log() + prior.log_weights for part, prior in parts]
-            actual = torch.cat(weighed).argmax(dim=1) == labels
-            right[name, recent] = float(actual.float().mean())
-    assert right["bursts", 16.0] > right["bursts", 0.0] + 0.1
-    assert abs(right["shuffled", 16.0] - right["shuffled", 0.0]) < 0.02
+    bursts = shuffled.sort().values.roll(300)
+    with_recent = share_right(bursts, 16.0, batch)
+
+    assert with_recent > share_right(bursts, 0.0, batch) + 0.1
+
+    with_recent = share_right(shuffled, 16.0, batch)
+
+    assert abs(with_recent - share_right(shuffled, 0.0, batch)) < 0.02

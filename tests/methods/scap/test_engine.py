@@ -13,6 +13,7 @@ from cliquetta.model.vjp import VisualTape
 from tests._helpers.oracle import Pair, listed, pair
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.tolerance import FEATURE, SUM, assert_near
+from tests.reference.scap_reference import ReferenceResult
 
 MODELS = {seed: build_model(seed) for seed in (0, 1)}
 
@@ -21,44 +22,48 @@ def check_agreement(both: Pair, batches: list[torch.Tensor]) -> int:
     """Compare everything over a stream; the number of cliques seen."""
     total = 0
     for images in batches:
-        out, expected = both.step(images)
-        assert listed(out.evidence["cliques"]) == expected.cliques
+        prediction, expected = both.step(images)
+        cliques = prediction.evidence["cliques"]
+        assert listed(cliques) == expected.cliques
         total += len(expected.cliques)
-        probabilities = out.logits.double().softmax(dim=-1)
+
+        probabilities = prediction.logits.double().softmax(dim=-1)
         assert_near(probabilities, expected.probabilities, FEATURE)
-        learned, cliques = out.evidence["learned"], out.evidence["cliques"]
+
+        learned = prediction.evidence["learned"]
         for u, own in zip(cliques.set_of.tolist(), expected.learned, strict=True):
-            for ours, theirs in (
-                (learned.visual, own.visual),
-                (learned.text, own.text),
-            ):
-                if theirs is not None:
-                    assert_near(ours[u], theirs, SUM)
+            if own.visual is not None:
+                assert_near(learned.visual[u], own.visual, SUM)
+            if own.text is not None:
+                assert_near(learned.text[u], own.text, SUM)
             assert_near(learned.attributes[u], own.key, FEATURE)
-            for losses, literal in (
-                (learned.before, own.before),
-                (learned.after, own.after),
-            ):
-                assert_near(losses.total[u], literal.total, SUM)
-        memory = both.engine.memory
-        for label, entries in expected.retained.items():
-            assert int(memory["count"][label]) == len(entries)
-            for slot, (key, value) in enumerate(entries):
-                assert_near(memory["keys"][label, slot], key, SUM)
-                assert_near(memory["values"][label, slot], value.flatten(), SUM)
-        if expected.text_mean is not None:
-            assert_near(memory["text_mean"], expected.text_mean, SUM)
-            assert int(memory["text_seen"]) == expected.tau
+            assert_near(learned.before.total[u], own.before.total, SUM)
+            assert_near(learned.after.total[u], own.after.total, SUM)
+        check_memory(both.engine.memory, expected)
     return total
+
+
+def check_memory(memory: Any, expected: ReferenceResult) -> None:
+    """Compare retained prompts and the mean of text prompts."""
+    for label, entries in expected.retained.items():
+        assert int(memory["count"][label]) == len(entries)
+        keys = memory["keys"][label]
+        values = memory["values"][label]
+        for slot, (key, value) in enumerate(entries):
+            assert_near(keys[slot], key, SUM)
+            assert_near(values[slot], value.flatten(), SUM)
+
+    if expected.text_mean is not None:
+        assert_near(memory["text_mean"], expected.text_mean, SUM)
+        assert int(memory["text_seen"]) == expected.tau
 
 
 def agree(options: dict[str, Any], size: int = 6) -> int:
     """Compare engine and oracle under some options over three batches."""
     batches = make_batches(5, 3, size)
     threshold = between_similarities(MODELS[0], batches[0], 0.55)
-    return check_agreement(
-        pair(MODELS[0], {"threshold": threshold, **options}), batches
-    )
+    both = pair(MODELS[0], {"threshold": threshold, **options})
+    return check_agreement(both, batches)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -118,19 +123,25 @@ def test_rows_filled_up_as_on_a_gpu_agree_with_the_oracle(
 
     monkeypatch.setitem(cuda.CHUNK, "cpu", 16)
     monkeypatch.setattr(VisualTape, "_pull", counted)
+
     assert agree(options, size=9) > 3
-    assert set(sizes) == {16} and len(sizes) > 3  # more rows than one chunk holds
+    assert set(sizes) == {16}
+    # more rows than one chunk holds
+    assert len(sizes) > 3
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 0.5])
 def test_several_templates_agree_with_the_oracle(mix: float) -> None:
+    model = MODELS[1]
     batches = make_batches(2, 2, 6)
-    options = {
-        "threshold": between_similarities(MODELS[1], batches[0], 0.6),
-        "text_mix": mix,
-    }
-    templates = ("a photo of a {}.", "art of the {}.", "a {}.")
-    assert check_agreement(pair(MODELS[1], options, templates=templates), batches) > 0
+    threshold = between_similarities(model, batches[0], 0.6)
+    both = pair(
+        model,
+        {"threshold": threshold, "text_mix": mix},
+        templates=("a photo of a {}.", "art of the {}.", "a {}."),
+    )
+
+    assert check_agreement(both, batches) > 0
 
 
 WORLDS = {
@@ -162,8 +173,11 @@ def test_random_worlds_agree_with_the_oracle(
 ) -> None:
     model = MODELS[world]
     batches = make_batches(seed, 2, size)
-    options = {
-        "threshold": between_similarities(model, torch.cat(batches), quantile),
-        **options,
-    }
-    check_agreement(pair(model, options, names=NAMES[:classes], seed=seed), batches)
+    threshold = between_similarities(model, torch.cat(batches), quantile)
+    both = pair(
+        model,
+        {"threshold": threshold, **options},
+        names=NAMES[:classes],
+        seed=seed,
+    )
+    check_agreement(both, batches)

@@ -35,48 +35,58 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
     both = pair(MODEL, {"threshold": THRESHOLD, **options})
     for images in BATCHES:
         prediction, expected = both.step(images)
+        # as a page of a report would read it
         actual = json.loads(json.dumps(describe(prediction)))
+        assert actual["visual_prompts"] == "composed"
+        assert actual["text_gradient"] == "vjp"
+
         cliques = actual["cliques"]
-        assert [
-            (c["class"], frozenset(c["members"])) for c in cliques
-        ] == expected.cliques
+        members = [(c["class"], frozenset(c["members"])) for c in cliques]
+        assert members == expected.cliques
         assert [c["id"] for c in cliques] == list(range(len(cliques)))
         for clique, own in zip(cliques, expected.learned, strict=True):
             assert clique["size"] == len(clique["members"])
-            for losses, literal in (
-                (clique["before"], own.before),
-                (clique["after"], own.after),
-            ):
-                assert losses["total"] == pytest.approx(float(literal.total), abs=SUM)
-                parts = losses["entropy"] + losses["concentration"]
-                assert losses["total"] == pytest.approx(parts, abs=STEP)
-        used = {
-            (j, entry["class"]): (tuple(entry["cliques"]), entry["retained"])
-            for j, image in enumerate(actual["images"])
-            for entry in image["passes"]
-        }
+            assert_same_losses(clique["before"], own.before)
+            assert_same_losses(clique["after"], own.after)
+
+        used = {}
+        for number, image in enumerate(actual["images"]):
+            for entry in image["passes"]:
+                prompts = (tuple(entry["cliques"]), entry["retained"])
+                used[number, entry["class"]] = prompts
         assert used == expected.used
         assert [image["top"] for image in actual["images"]] == expected.top
-        assert (actual["visual_prompts"], actual["text_gradient"]) == (
-            "composed",
-            "vjp",
-        )
+
+
+def assert_same_losses(described: dict[str, float], literal: Any) -> None:
+    """The total is the oracle's, and the sum of its parts."""
+    total = described["total"]
+    assert total == pytest.approx(float(literal.total), abs=SUM)
+
+    entropy = described["entropy"]
+    concentration = described["concentration"]
+
+    assert total == pytest.approx(entropy + concentration, abs=STEP)
 
 
 def test_equal_member_sets_share_their_id() -> None:
-    prediction = adapter_of(threshold=0.9).predict(BATCHES[0][:1].repeat(3, 1, 1, 1))
+    three_times_the_same = BATCHES[0][:1].repeat(3, 1, 1, 1)
+    prediction = adapter_of(threshold=0.9).predict(three_times_the_same)
     cliques = describe(prediction)["cliques"]
-    assert [(clique["set"], clique["after"]) for clique in cliques] == [(0, None)] * 3
+
+    assert [clique["set"] for clique in cliques] == [0, 0, 0]
+    assert [clique["after"] for clique in cliques] == [None, None, None]
     assert len({clique["class"] for clique in cliques}) == 3
-    counts = {
+    assert summary(prediction) == {
         "cliques": 3,
         "distinct_sets": 1,
         "memberships": 3,
         "mean_size": 3.0,
         "max_size": 3,
+        "images": 3,
+        "images_with_clique": 3,
+        "images_with_retained": 3,
     }
-    images = {"images": 3, "images_with_clique": 3, "images_with_retained": 3}
-    assert summary(prediction) == counts | images
 
 
 @pytest.mark.parametrize(
@@ -87,28 +97,48 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
     options: dict[str, Any], message: str
 ) -> None:
     prediction = adapter_of(**options).predict(BATCHES[0])
-    actual, counts = describe(prediction), summary(prediction)
-    assert actual["visual_prompts"] == message and actual["cliques"]
-    for image in actual["images"]:
-        assert all(not p["cliques"] and p["retained"] is None for p in image["passes"])
-    assert counts["images_with_clique"] and not counts["images_with_retained"]
+    described = describe(prediction)
+
+    assert described["visual_prompts"] == message
+    assert described["cliques"]
+
+    for image in described["images"]:
+        for entry in image["passes"]:
+            assert not entry["cliques"]
+            assert entry["retained"] is None
+
+    counts = summary(prediction)
+    assert counts["images_with_clique"]
+    assert not counts["images_with_retained"]
 
 
-def test_an_empty_batch_is_described_and_evidence_of_another_method_refused() -> None:
-    prediction = adapter_of().predict(BATCHES[0][:0])
-    assert describe(prediction)["images"] == [] and summary(prediction)["images"] == 0
+def test_an_empty_batch_is_described() -> None:
+    no_images = BATCHES[0][:0]
+    prediction = adapter_of().predict(no_images)
+
+    assert describe(prediction)["images"] == []
+    assert summary(prediction)["images"] == 0
+
+
+@pytest.mark.parametrize("read", [describe, summary])
+def test_evidence_of_another_method_is_refused(read: Any) -> None:
     other = create_method("zero_shot", MODEL, NAMES).predict(BATCHES[0])
-    for read in (describe, summary):
-        for strange in (other, Prediction(torch.zeros(1, 2))):
-            with pytest.raises(UserError, match="scap"):
-                read(strange)
+    with pytest.raises(UserError, match="scap"):
+        read(other)
+
+    without_evidence = Prediction(torch.zeros(1, 2))
+
+    with pytest.raises(UserError, match="scap"):
+        read(without_evidence)
 
 
 def test_gathering_more_evidence_changes_no_logit() -> None:
-    plain, explaining = adapter_of(), adapter_of()
+    plain = adapter_of()
+    explaining = adapter_of()
     explaining.collect_evidence = True
     for images in BATCHES:
-        a, b = plain.predict(images), explaining.predict(images)
+        a = plain.predict(images)
+        b = explaining.predict(images)
         assert torch.equal(a.logits, b.logits)
         assert describe(a)["cliques"][0]["after"] is None
         assert describe(b)["cliques"][0]["after"] is not None
@@ -127,6 +157,7 @@ def test_titles_of_passes_say_where_their_prompts_came_from() -> None:
         passes = adapter.prompted_passes(adapter.predict(BATCHES[1]), 0)
         assert passes is not None
         titles[retention] = passes.titles
+
     assert titles[True] == (
         "as big red car: 1 clique + 1 retained prompt",
         "as old truck: 1 retained prompt",
@@ -139,23 +170,31 @@ def test_titles_of_passes_say_where_their_prompts_came_from() -> None:
 def test_the_map_with_all_prompts_has_the_retained_ones(
     monkeypatch: pytest.MonkeyPatch, retention: bool
 ) -> None:
-    adapter, shown = adapter_of(modalities="image", retention=retention), []
+    adapter = adapter_of(modalities="image", retention=retention)
     adapter.collect_evidence = True
+    shown: list[tuple[int, list[int]]] = []
 
     def watched(tower: Any, pixels: Any, values: Any, blocks: Any, chosen: Any) -> Any:
+        """Note how many prompts there are, and how many each map was made with."""
         shown.append((len(values), chosen.sum(dim=1).tolist()))
         return prompted_maps(tower, pixels, values, blocks, chosen)
 
     monkeypatch.setattr(evidence, "prompted_maps", watched)
     prediction = adapter.predict(BATCHES[0])
     mapped = adapter.explain(Batch(BATCHES[0]), prediction, maps=2).mapped
-    assert len(shown) == len(mapped) > 0
-    actual = describe(prediction)
+
+    assert len(mapped) > 0
+
+    described = describe(prediction)
+    sets = [frozenset(clique["members"]) for clique in described["cliques"]]
+
     for image, (count, used) in zip(mapped, shown, strict=True):
-        passes = actual["images"][image["index"]]["passes"]
+        number = image["index"]
+        passes = described["images"][number]["passes"]
         retained = sum(entry["retained"] is not None for entry in passes)
         assert (retained > 0) == retention
-        members = [clique["members"] for clique in actual["cliques"]]
-        distinct = {frozenset(own) for own in members if image["index"] in own}
+        distinct = {members for members in sets if number in members}
         assert count == len(distinct) + retained
-        assert used[0] == 0 and used[-1] == count  # plain first, everything last
+        # plain first, everything last
+        assert used[0] == 0
+        assert used[-1] == count

@@ -17,30 +17,53 @@ TWO = torch.eye(2).double()
 ONE_CLIQUE = torch.tensor([0, 0])
 
 
-def test_two_orthogonal_members_by_hand() -> None:
+@pytest.mark.parametrize("member_entropy", [False, True])
+def test_losses_of_two_orthogonal_members_by_hand(member_entropy: bool) -> None:
     """The mean feature is undecided; each member alone is not."""
-    scale, p = 3.0, 1 / (1 + math.exp(-3.0))
-    sure = -p * math.log(p) - (1 - p) * math.log(1 - p)
-    for member_entropy, expected in ((False, math.log(2)), (True, sure)):
-        config = scap_config(member_entropy=member_entropy, concentration=0.5)
-        members = Members(TWO, ONE_CLIQUE, 1)
-        queries, logits = classify(members, TWO, scale, config.rules)
-        losses = clique_losses(members, logits, queries.clique, config)
-        assert float(losses.entropy) == pytest.approx(expected, abs=DOUBLE)
-        # each is at squared distance 1/2 from (1/2, 1/2)
-        assert float(losses.concentration) == pytest.approx(1.0, abs=DOUBLE)
-        assert float(losses.total) == pytest.approx(expected + 0.5, abs=DOUBLE)
-        assert losses.attributes.tolist() == [[0.5, 0.5]]
+    config = scap_config(member_entropy=member_entropy, concentration=0.5)
+    members = Members(TWO, ONE_CLIQUE, 1)
+    queries, logits = classify(members, TWO, 3.0, config.rules)
+    losses = clique_losses(members, logits, queries.clique, config)
+
+    entropy = math.log(2)
+    if member_entropy:
+        p = 1 / (1 + math.exp(-3.0))
+        entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    # each member is at squared distance 1/2 from their mean (1/2, 1/2)
+    concentration = 2 * 0.5
+
+    assert losses.attributes.tolist() == [[0.5, 0.5]]
+    assert float(losses.entropy) == pytest.approx(entropy, abs=DOUBLE)
+    assert float(losses.concentration) == pytest.approx(concentration, abs=DOUBLE)
+
+    total = entropy + 0.5 * concentration
+    assert float(losses.total) == pytest.approx(total, abs=DOUBLE)
 
 
 @pytest.mark.parametrize("member_entropy", [False, True])
 def test_certain_members_give_finite_losses_and_gradients(member_entropy: bool) -> None:
     """Probabilities that underflow to zero must not become NaN."""
-    logits = torch.tensor([[400.0, 0.0, -300.0], [390.0, 0.0, -300.0]]).requires_grad_()
-    owner, count = (ONE_CLIQUE, 1) if member_entropy else (torch.arange(2), 2)
-    loss = entropy_loss(logits, owner, count, Rules(member_entropy=member_entropy))
+    logits = torch.tensor(
+        [
+            [400.0, 0.0, -300.0],
+            [390.0, 0.0, -300.0],
+        ],
+        requires_grad=True,
+    )
+    if member_entropy:
+        owner = ONE_CLIQUE
+        count = 1
+    else:
+        owner = torch.arange(2)
+        count = 2
+
+    rules = Rules(member_entropy=member_entropy)
+    loss = entropy_loss(logits, owner, count, rules)
     loss.sum().backward()
-    assert loss.isfinite().all() and logits.grad.isfinite().all()
+
+    assert loss.isfinite().all()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
 
 
 def test_sums_over_cliques_are_bounded_in_memory(
@@ -50,7 +73,8 @@ def test_sums_over_cliques_are_bounded_in_memory(
     rows = draw(40, 3, 2)
     clique = torch.arange(40) ** 2 % 7
     expected = torch.zeros(7, 3, 2).double().index_add_(0, clique, rows)
-    split, seen = torch.split, []
+    split = torch.split
+    seen = []
 
     def watched(values: Tensor, size: int) -> tuple[Tensor, ...]:
         seen.append(size)
@@ -58,5 +82,6 @@ def test_sums_over_cliques_are_bounded_in_memory(
 
     monkeypatch.setattr(losses, "CELLS", 100)
     monkeypatch.setattr(torch, "split", watched)
+
     torch.testing.assert_close(losses.clique_sum(rows, clique, 7), expected)
     assert seen == [2]

@@ -20,9 +20,9 @@ STORES = 3 * BLOCK_STORES  # Tensors that the three blocks of the model round.
 
 
 def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
-    return SCAP(
-        build_model(0).to(dtype), PROMPTS, scap_config(threshold=0.4, **options)
-    )
+    model = build_model(0).to(dtype)
+    config = scap_config(threshold=0.4, **options)
+    return SCAP(model, PROMPTS, config)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -34,38 +34,55 @@ def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
 def test_half_precision_remembers_in_float32_and_predicts_nearly_alike(
     dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
-    half, full = (adapter_of(kind, **options) for kind in (dtype, torch.float32))
+    half = adapter_of(dtype, **options)
     half.collect_evidence = True
+    full = adapter_of(torch.float32, **options)
+    # a probability moves by at most a quarter of its logit's error, here of one
+    # deviation
+    unit = torch.finfo(dtype).eps / 2
+    error = full.model.scale * STORES**0.5 * unit
     values = []
     for images in BATCHES:
-        actual, expected = half.predict(images), full.predict(images)
-        learned = actual.evidence["learned"]
-        values += [actual.logits, learned.visual, learned.text, learned.attributes]
-        values.append(learned.after.total)
+        actual = half.predict(images)
+        expected = full.predict(images)
         difference = (actual.probabilities - expected.probabilities).abs()
-        # a probability moves by at most a quarter of its logit's error, here of one
-        # deviation
-        error = full.model.scale * STORES**0.5 * torch.finfo(dtype).eps / 2
         assert float(difference.mean()) < error / 4
-    values += [
-        half.memory[name] for name in ("start_prompt", "keys", "values", "text_mean")
-    ]
-    assert all(
-        value.dtype == torch.float32 and value.isfinite().all() for value in values
-    )
+
+        learned = actual.evidence["learned"]
+        values += [actual.logits, learned.visual, learned.text]
+        values += [learned.attributes, learned.after.total]
+
+    for name in ("start_prompt", "keys", "values", "text_mean"):
+        values.append(half.memory[name])
+    for value in values:
+        assert value.dtype == torch.float32
+        assert value.isfinite().all()
+
     assert int(half.memory["sets_learned"]) > 8
 
 
 def start_gradients(adapter: SCAP, sets: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Visual and text gradients of fixed cliques at the start, one row each."""
+    clique: list[int] = []
+    image: list[int] = []
+    for number, members in enumerate(sets):
+        clique += [number] * len(members)
+        image += members
+
     hidden, plain = adapter._encode(BATCHES[0])
-    clique, image = torch.tensor(
-        [(u, j) for u, own in enumerate(sets) for j in own]
-    ).unbind(1)
-    task = Task(hidden, plain, clique, image, len(sets))
-    tape = adapter.learner.record(hidden, adapter.memory["start_prompt"])
-    _, gradients, _ = adapter.learner._start_gradients(task, tape)
-    return gradients["visual"].flatten(1), gradients["text"].flatten(1)
+    task = Task(
+        hidden,
+        plain,
+        torch.tensor(clique),
+        torch.tensor(image),
+        len(sets),
+    )
+    learner = adapter.learner
+    tape = learner.record(hidden, adapter.memory["start_prompt"])
+    _, gradients, _ = learner._start_gradients(task, tape)
+    visual = gradients["visual"].flatten(1)
+    text = gradients["text"].flatten(1)
+    return visual, text
 
 
 @pytest.mark.parametrize("jacobian", [False, True])
@@ -74,16 +91,20 @@ def test_gradients_are_those_of_float32_but_for_rounding(
     dtype: torch.dtype, jacobian: bool
 ) -> None:
     sets = [[0, 1, 2], [2, 5], [1, 3, 4, 5]]
-    gradients = []
-    for adapter in (adapter_of(dtype), adapter_of(torch.float32)):
+
+    def gradients_in(precision: torch.dtype) -> tuple[Tensor, Tensor]:
+        adapter = adapter_of(precision)
         # the same draw on both sides, and one that bfloat16 holds exactly
-        adapter.memory["start_prompt"] = (
-            adapter.memory["start_prompt"].bfloat16().float()
-        )
+        start = adapter.memory["start_prompt"]
+        adapter.memory["start_prompt"] = start.bfloat16().float()
         if jacobian:
             adapter.text.build_jacobian()
-        gradients.append(start_gradients(adapter, sets))
-    for actual, expected in zip(*gradients, strict=True):
+        return start_gradients(adapter, sets)
+
+    in_half = gradients_in(dtype)
+    in_full = gradients_in(torch.float32)
+
+    for actual, expected in zip(in_half, in_full, strict=True):
         assert actual.dtype == torch.float32
         off = (actual - expected).norm(dim=1) / expected.norm(dim=1)
         # three blocks, once forward and twice backward; weights are rounded like

@@ -25,10 +25,13 @@ from tests.reference.scap_equations import ReferenceSettings
 
 
 def empty_cache(classes: int, capacity: int) -> Cache:
-    keys, values = (
-        torch.zeros(classes, capacity + 1, width).double() for width in (5, 6)
+    """A cache with one slot more than it keeps, for the newcomer."""
+    slots = capacity + 1
+    return Cache(
+        torch.zeros(classes, slots, 5).double(),
+        torch.zeros(classes, slots, 6).double(),
+        torch.zeros(classes, dtype=torch.long),
     )
-    return Cache(keys, values, torch.zeros(classes, dtype=torch.long))
 
 
 OPTIONS = {
@@ -49,19 +52,25 @@ OPTIONS = {
 def test_the_cache_agrees_with_the_oracle(
     seed: int, batches: list[list[int]], options: dict[str, Any]
 ) -> None:
-    config, literal = scap_config(**options), ReferenceSettings(**options)
+    config = scap_config(**options)
+    literal = ReferenceSettings(**options)
     cache = empty_cache(3, config.capacity)
     expected: dict[int, list[tuple[Tensor, Tensor]]] = {i: [] for i in range(3)}
+
     for number, labels in enumerate(batches):
         keys = 0.7 * draw(len(labels), 5, seed=seed + 2 * number)
         values = draw(len(labels), 6, seed=seed + 2 * number + 1)
-        cache = retain(
-            cache, torch.tensor(labels, dtype=torch.long), keys, values, config
-        )
+        # the engine takes the batch at once
+        classes = torch.tensor(labels, dtype=torch.long)
+        cache = retain(cache, classes, keys, values, config)
+        # the oracle takes one clique after the other
         for label, key, value in zip(labels, keys, values, strict=True):
-            expected[label] = oracle.retain(expected[label], key, value, literal)
+            entries = expected[label]
+            expected[label] = oracle.retain(entries, key, value, literal)
+
     for label, entries in expected.items():
-        assert int(cache.count[label]) == len(entries) <= config.capacity
+        assert int(cache.count[label]) == len(entries)
+        assert len(entries) <= config.capacity
         for slot, (key, value) in enumerate(entries):
             assert_near(cache.keys[label, slot], key, STEP)
             assert_near(cache.values[label, slot], value, STEP)
@@ -76,7 +85,10 @@ def test_the_cache_that_came_in_is_left_alone() -> None:
         draw(3, 6, seed=1),
         SCAPConfig(capacity=2),
     )
-    assert not (before.keys.any() or before.values.any() or before.count.any())
+
+    assert not before.keys.any()
+    assert not before.values.any()
+    assert not before.count.any()
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 0.99])
@@ -84,12 +96,14 @@ def test_the_cache_that_came_in_is_left_alone() -> None:
 def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
     keys = draw(3, n, 4, seed=n)
     weights = retention_graph(keys, 1.0, 3)
-    root = weights.sum(dim=-1).rsqrt()
+    degree = weights.sum(dim=-1)
+    root = degree.rsqrt()
     smooth = root[:, :, None] * weights * root[:, None]
-    expected = torch.linalg.inv(torch.eye(n).double() - alpha * smooth)
-    torch.testing.assert_close(
-        resolvent(smooth, alpha), expected, rtol=DOUBLE, atol=DOUBLE
-    )
+
+    actual = resolvent(smooth, alpha)
+    identity = torch.eye(n).double()
+    expected = torch.linalg.inv(identity - alpha * smooth)
+    torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 def test_keys_too_far_apart_for_any_weight_stay_where_they_are() -> None:
@@ -98,21 +112,37 @@ def test_keys_too_far_apart_for_any_weight_stay_where_they_are() -> None:
 
 
 def test_equally_weighted_neighbours_go_to_the_lower_index() -> None:
-    keys = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]]).double()
-    graph = retention_graph(keys, 1.0, 1)[0]
-    assert graph[0].nonzero()[:, 0].tolist() == [
-        1,
-        2,
-        3,
-    ]  # each of them has 0 as its nearest
-    expected = oracle.retention_graph(
-        keys[0], ReferenceSettings(bandwidth=1.0, neighbours=1)
-    )
+    # the other three are equally far from key 0, which is the nearest of each
+    keys = torch.tensor(
+        [
+            [0.0, 0.0],
+            [1.0, 0.0],
+            [0.0, 1.0],
+            [-1.0, 0.0],
+        ]
+    ).double()
+    graph = retention_graph(keys[None], 1.0, 1)[0]
+    linked_to_the_first = graph[0].nonzero()[:, 0].tolist()
+
+    assert linked_to_the_first == [1, 2, 3]
+
+    settings = ReferenceSettings(bandwidth=1.0, neighbours=1)
+    expected = oracle.retention_graph(keys, settings)
+
     assert_near(graph, expected, DOUBLE)
 
 
-def test_the_closest_pair_is_the_lowest_on_ties() -> None:
-    square = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-    line = torch.tensor([[0.0, 0.0], [9.0, 0.0], [5.0, 0.0], [5.0, 1.0]])
-    first, second = closest_pairs(torch.stack([square, line, torch.zeros(4, 2)]))
-    assert (first.tolist(), second.tolist()) == ([0, 2, 0], [1, 3, 1])
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]], (0, 1)),
+        ([[0.0, 0.0], [9.0, 0.0], [5.0, 0.0], [5.0, 1.0]], (2, 3)),
+        ([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], (0, 1)),
+    ],
+    ids=["four ties", "no tie", "all equal"],
+)
+def test_the_closest_pair_is_the_lowest_on_ties(
+    keys: list[list[float]], expected: tuple[int, int]
+) -> None:
+    first, second = closest_pairs(torch.tensor([keys]))
+    assert (int(first), int(second)) == expected

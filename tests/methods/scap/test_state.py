@@ -32,13 +32,15 @@ def test_a_split_stream_equals_an_unbroken_one(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     config = scap_config(threshold=0.4, capacity=2, **options)
-    unbroken, expected = SCAP(MODEL, PROMPTS, config), []
+    unbroken = SCAP(MODEL, PROMPTS, config)
+    expected = []
     for number, images in enumerate(BATCHES):
         unbroken.save(tmp_path / f"{number}.safetensors")
         expected.append(unbroken.predict(images).logits)
-    assert (
-        int(unbroken.memory["sets_learned"]) > MODEL.embed_dim
-    )  # the text gradient changed over
+
+    # the text gradient changed over
+    assert int(unbroken.memory["sets_learned"]) > MODEL.embed_dim
+
     for number in range(len(BATCHES)):
         # another seed: whatever it decides must come from the state
         other = SCAP(MODEL, PROMPTS, config, seed=9)

@@ -1,6 +1,6 @@
 """Text gradients at the start context against autograd, by products and by the Jacobian."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,14 +27,16 @@ TEMPLATES = {
 
 @pytest.fixture(params=sorted(TEMPLATES))
 def text(request: pytest.FixtureRequest) -> PromptedText:
-    return PromptedText(MODEL, ClassPrompts(CLASSES, TEMPLATES[request.param]), 0.4)
+    prompts = ClassPrompts(CLASSES, TEMPLATES[request.param])
+    return PromptedText(MODEL, prompts, 0.4)
 
 
 def literal_features(text: PromptedText, context: Tensor) -> Tensor:
     """Features under one context, or one per class, by the oracle."""
     templates = TEMPLATES["one template" if text.fixed is None else "three templates"]
     prompts = ClassPrompts(CLASSES, templates)
-    return text_features(MODEL, prompts, context, fixed_features(MODEL, prompts), 0.4)
+    fixed = fixed_features(MODEL, prompts)
+    return text_features(MODEL, prompts, context, fixed, 0.4)
 
 
 @pytest.mark.parametrize("jacobian", [False, True])
@@ -46,15 +48,16 @@ def test_gradients_of_each_class_equal_autograd(
     if jacobian:
         text.build_jacobian()
     cotangents = draw(3, len(CLASSES), MODEL.embed_dim)
-    actual = text.vjp(cotangents)
-    leaf = text.start.expand(len(CLASSES), -1, -1).clone().requires_grad_()
+    gradients = text.vjp(cotangents)
+
+    context_of_each = text.start.expand(len(CLASSES), -1, -1)
+    leaf = context_of_each.clone().requires_grad_()
     features = literal_features(text, leaf)
-    for u in range(3):
-        (expected,) = torch.autograd.grad(
-            features, leaf, cotangents[u], retain_graph=True
-        )
+
+    for cotangent, actual in zip(cotangents, gradients, strict=True):
+        (expected,) = torch.autograd.grad(features, leaf, cotangent, retain_graph=True)
         assert expected.abs().max() > 1e-3
-        torch.testing.assert_close(actual[u], expected, rtol=DOUBLE, atol=DOUBLE)
+        torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("jacobian", [False, True])
@@ -64,26 +67,40 @@ def test_gradients_of_a_shared_context_equal_autograd(
 ) -> None:
     if jacobian:
         text.build_jacobian()
-    slopes, asked = size * draw(4, len(CLASSES)), draw(4, MODEL.embed_dim, seed=1)
-    actual = text.vjp_shared(slopes, asked)
+    slopes = size * draw(4, len(CLASSES))
+    images = draw(4, MODEL.embed_dim, seed=1)
+    gradients = text.vjp_shared(slopes, images)
+
     leaf = text.start.clone().requires_grad_()
     features = literal_features(text, leaf)
-    for u in range(4):
-        loss = (slopes[u] * (features @ asked[u])).sum()
+
+    for slope, image, actual in zip(slopes, images, gradients, strict=True):
+        cosines = features @ image
+        loss = (slope * cosines).sum()
         (expected,) = torch.autograd.grad(loss, leaf, retain_graph=True)
-        torch.testing.assert_close(actual[u], expected, rtol=DOUBLE, atol=DOUBLE * size)
+        torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE * size)
+
+
+class Seen(NamedTuple):
+    """A batch: kind of its text gradient, its logits, and the sets learned so far."""
+
+    kind: str
+    logits: Tensor
+    tally: int
 
 
 # --- the change-over ----------------------------------------------------------------------------
 
 
-def stream_of(adapter: SCAP) -> list[tuple[str, Tensor, int]]:
-    """Kind of gradient, logits and tally of learned sets of every batch of a stream."""
-    predictions = []
+def stream_of(adapter: SCAP) -> list[Seen]:
+    """What is seen of every batch of a stream."""
+    batches = []
     for images in make_batches(3, 8, 6):
-        out, tally = adapter.predict(images), int(adapter.memory["sets_learned"])
-        predictions.append((out.evidence["text_gradient"], out.logits, tally))
-    return predictions
+        prediction = adapter.predict(images)
+        tally = int(adapter.memory["sets_learned"])
+        kind = prediction.evidence["text_gradient"]
+        batches.append(Seen(kind, prediction.logits, tally))
+    return batches
 
 
 def adapter_of(**options: Any) -> SCAP:
@@ -94,26 +111,30 @@ def adapter_of(**options: Any) -> SCAP:
 def test_the_change_over_comes_when_it_pays_and_changes_nothing(
     text_per_class: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    actual = stream_of(adapter_of(text_per_class=text_per_class))
-    kinds = [kind for kind, _, _ in actual]
-    assert kinds == [
-        "jacobian" if tally > MODEL.embed_dim else "vjp" for *_, tally in actual
-    ]
-    assert set(kinds) == {"vjp", "jacobian"}
+    stream = stream_of(adapter_of(text_per_class=text_per_class))
+    for seen in stream:
+        pays = seen.tally > MODEL.embed_dim
+        assert seen.kind == ("jacobian" if pays else "vjp")
+
+    # both kinds are seen
+    assert {seen.kind for seen in stream} == {"vjp", "jacobian"}
+
     monkeypatch.setattr(PromptedText, "build_jacobian", lambda self: None)
     never = stream_of(adapter_of(text_per_class=text_per_class))
-    assert {kind for kind, _, _ in never} == {"vjp"}
-    for (_, logits, _), (_, expected, _) in zip(actual, never, strict=True):
-        assert_near(logits, expected, FEATURE)
+
+    assert {seen.kind for seen in never} == {"vjp"}
+    for seen, expected in zip(stream, never, strict=True):
+        assert_near(seen.logits, expected.logits, FEATURE)
 
 
 def test_a_reset_stream_changes_over_again_without_building_again() -> None:
     adapter = adapter_of()
-    expected = stream_of(adapter)
+    before = stream_of(adapter)
     built = adapter.text.jacobian
     adapter.reset()
-    for (kind, logits, _), (wanted, bits, _) in zip(
-        stream_of(adapter), expected, strict=True
-    ):
-        assert kind == wanted and torch.equal(logits, bits)
+    again = stream_of(adapter)
+    for seen, expected in zip(again, before, strict=True):
+        assert seen.kind == expected.kind
+        assert torch.equal(seen.logits, expected.logits)
+
     assert adapter.text.jacobian is built
