@@ -1,5 +1,6 @@
 """Samplers: which images a stream shows, and when."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import signature
 from typing import Any
@@ -23,12 +24,18 @@ from cliquetta.errors import UserError
 
 
 def draw(name: str, *sizes: int, seed: int = 0, **options: Any) -> Positions:
+    """Draw from datasets of these sizes, whose image i is of class i % 10."""
+    return draw_from(name, sizes, seed, SamplerOptions(**options))
+
+
+def draw_from(
+    name: str, sizes: Sequence[int], seed: int, options: SamplerOptions
+) -> Positions:
     domains = [
-        LabelledSet(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)
+        LabelledSet(str(number), np.arange(size) % 10)
+        for number, size in enumerate(sizes)
     ]
-    return SAMPLERS[name].draw(
-        domains, SamplerOptions(**options), np.random.default_rng(seed)
-    )
+    return SAMPLERS[name].draw(domains, options, np.random.default_rng(seed))
 
 
 def runs(labels: Indices) -> int:
@@ -44,13 +51,7 @@ def runs(labels: Indices) -> int:
 )
 @settings(max_examples=20, deadline=None)
 def test_every_image_is_shown_once(name: str, seed: int, sizes: list[int]) -> None:
-    domains = [
-        LabelledSet(str(number), np.arange(size) % 10)
-        for number, size in enumerate(sizes)
-    ]
-    positions = SAMPLERS[name].draw(
-        domains, SamplerOptions(), np.random.default_rng(seed)
-    )
+    positions = draw_from(name, sizes, seed, SamplerOptions())
     shown = zip(positions.domain.tolist(), positions.image.tolist(), strict=True)
     every_image = [(n, i) for n, size in enumerate(sizes) for i in range(size)]
     assert sorted(shown) == every_image
