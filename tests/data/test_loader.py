@@ -111,10 +111,10 @@ def test_arrays_and_several_datasets_go_through_processes(
     caplog.set_level(logging.INFO)
     parts = [made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")]
 
-    def stream(count: int | None) -> Stream:
+    def stream(count: int) -> Stream:
         return Stream(parts, PREPROCESS, 7, order="mixed", seed=2, workers=count)
 
-    assert read(stream(None)) == read(stream(2))
+    assert read(stream(0)) == read(stream(2))
     assert "threads read images" not in caplog.text
 
 
