@@ -32,10 +32,15 @@ def test_is_balanced_named_shared_and_read_only(split: str, per_class: int) -> N
     assert data.images.shape == (10 * per_class, 32, 32, 3)
     assert data.images.dtype == np.uint8
     assert np.bincount(data.labels).tolist() == [per_class] * 10
-    assert len(set(data.keys)) == len(data) == 10 * per_class
+    assert len(data) == 10 * per_class
+    assert len(set(data.keys)) == len(data)
+
+    # a key begins with the set, its part and the class
     origin = "train" if split == "few-shot" else split
     for key, label in zip(data.keys, data.labels, strict=True):
         assert key.startswith(f"cifar10/{origin}/{NAMES[label]}/")
+
+    # one object for all callers, who cannot change it
     assert load_bundled(split) is data
     with pytest.raises(ValueError, match="read-only"):
         data.images[0] = 0
@@ -86,7 +91,9 @@ def test_packs_give_back_the_pictures(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
 
     def split(classes: Any, count: int) -> Any:
-        keys = [f"{c}/some_noun{c}_s_{i:06d}" for c in classes for i in range(count)]
+        keys: list[str] = []
+        for name in classes:
+            keys += [f"{name}/some_noun{name}_s_{i:06d}" for i in range(count)]
         shape = (len(keys), 32, 32, 3)
         images = generator.integers(0, 256, shape, dtype=np.uint8)
         return cifar.Split(images, tuple(keys))

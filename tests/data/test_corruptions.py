@@ -137,7 +137,7 @@ def test_ids_are_split(id: str, expected: Any) -> None:
 
 
 def test_a_shifted_image_does_not_depend_on_its_company() -> None:
-    dataset = get_dataset("bundled@gaussian_noise:4")
+    dataset: Any = get_dataset("bundled@gaussian_noise:4")
     assert isinstance(dataset, ShiftedDataset)
     _, noisy, _ = dataset.arrays([5, 1900, 7])
     assert np.array_equal(noisy, np.asarray(dataset.load(1900)))

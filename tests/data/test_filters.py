@@ -21,7 +21,12 @@ generator: Any = np.random.default_rng
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.5, 9.0])
 def test_gaussian_blur_equals_scipy(rule: str, scipys: str, sigma: float) -> None:
     x = generator(3).random((2, 17, 23, 3)).astype(np.float32)
-    expected = ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode=scipys, truncate=3)
+    expected = ndimage.gaussian_filter(
+        x,
+        (0, sigma, sigma, 0),
+        mode=scipys,
+        truncate=3,
+    )
     blurred = filters.gaussian_blur(x, sigma, rule, truncate=3)
     assert np.abs(blurred - expected).max() < SUM
 
@@ -37,9 +42,11 @@ def test_zoom_equals_scipy(factor: float) -> None:
     cut = (enlarged.shape[0] - 32) // 2
     expected = enlarged[cut : cut + 32, cut : cut + 32]
 
+    # ours takes planes of a batch
     planes = np.moveaxis(x, 2, 0)[None]
-    zoomed = filters.zoom(planes, factor)[0]
-    assert np.abs(np.moveaxis(zoomed, 0, 2) - expected).max() < SUM
+    (zoomed,) = filters.zoom(planes, factor)
+    ours = np.moveaxis(zoomed, 0, 2)
+    assert np.abs(ours - expected).max() < SUM
 
 
 @pytest.mark.parametrize(
@@ -66,8 +73,12 @@ def test_sampling_equals_scipy(rule: str, scipys: str) -> None:
     # points in the picture and outside of it
     down = generator(7).uniform(-6, 16, (1, 9, 12))
     across = generator(8).uniform(-6, 16, (1, 9, 12))
-    points = [down[0], across[0]]
-    expected = ndimage.map_coordinates(x[0, ..., 0], points, order=1, mode=scipys)
+    expected = ndimage.map_coordinates(
+        x[0, ..., 0],
+        [down[0], across[0]],
+        order=1,
+        mode=scipys,
+    )
     sampled = filters.sample(x, down, across, rule)
     assert np.abs(sampled[0, ..., 0] - expected).max() < FEATURE
 
@@ -84,9 +95,17 @@ def test_motion_blur_of_a_point_points_the_right_way() -> None:
     trail = weights[::-1]
     assert np.abs(to_the_left[10, 2:11] - trail).max() < PIXELS
     assert np.abs(upwards[2:11, 10] - trail).max() < PIXELS
+
     # At 45 degrees steps 1 and 2 (0.71 and 1.41 pixels each way) fall on the same
     # pixel.
     diagonal = [slanted[10 - step, 10 - step] for step in range(4)]
-    expected = [weights[0], weights[1] + weights[2], weights[3], weights[4]]
+    expected = [
+        weights[0],
+        weights[1] + weights[2],
+        weights[3],
+        weights[4],
+    ]
     assert diagonal == pytest.approx(expected, abs=PIXELS)
+
+    # no light is lost
     assert out.sum(axis=(1, 2)) == pytest.approx(1, abs=9 * PIXELS)

@@ -52,10 +52,11 @@ def runs(labels: Indices) -> int:
 @settings(max_examples=20, deadline=None)
 def test_every_image_is_shown_once(name: str, seed: int, sizes: list[int]) -> None:
     positions = draw_from(name, sizes, seed, SamplerOptions())
-    shown = zip(positions.domain.tolist(), positions.image.tolist(), strict=True)
-    every_image = [(n, i) for n, size in enumerate(sizes) for i in range(size)]
-    assert sorted(shown) == every_image
     assert not positions.round.any()
+    for domain, size in enumerate(sizes):
+        shown = positions.image[positions.domain == domain]
+        assert sorted(shown) == list(range(size))
+    assert len(positions.image) == sum(sizes)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -187,11 +188,13 @@ def test_a_limit_keeps_batches_with_so_many_classes_complete() -> None:
 @pytest.mark.parametrize("ratio", [1, 10, 50])
 def test_a_long_tail_falls_off_exponentially(ratio: int) -> None:
     images = draw("long-tail", 1000, imbalance=ratio).image
-    counts = np.sort(np.bincount(images % 10))[::-1]
+    counts = sorted(np.bincount(images % 10), reverse=True)
+
     # 100 images of the first class, 100 / ratio of the last of ten
     expected = [int(100 * ratio ** (-rank / 9) + 1e-9) for rank in range(10)]
-    assert counts.tolist() == expected
+    assert counts == expected
     assert len(np.unique(images)) == len(images)
+    # classes are mixed
     assert runs(images % 10) > len(images) / 3
 
 

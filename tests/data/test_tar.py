@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,8 @@ def shades(dataset: Dataset) -> list[int]:
     """The shade of grey of every image."""
     result = []
     for row in range(len(dataset)):
-        red, green, blue = dataset.load(row).getpixel((0, 0))
+        pixel: Any = dataset.load(row).getpixel((0, 0))
+        red, green, blue = pixel
         assert red == green == blue
         result.append(red)
     return result

@@ -20,6 +20,7 @@ from cliquetta.data.views import (
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
+from tests._helpers.trees import random_pixels
 
 PREPROCESS = Preprocess.openai(32)
 KEYS = ("one", "two", "three")
@@ -40,9 +41,12 @@ def array_views(
 
 def pictures(height: int = 32, width: int = 32) -> np.ndarray:
     """Three smooth pictures."""
-    coarse = np.random.default_rng(3).integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)
-    resized = [Image.fromarray(one).resize((width, height)) for one in coarse]
-    return np.stack([np.asarray(one) for one in resized])
+    coarse = random_pixels(3, 4, 4, 3, seed=3)
+    resized = []
+    for pixels in coarse:
+        picture = Image.fromarray(pixels).resize((width, height))
+        resized.append(np.asarray(picture))
+    return np.stack(resized)
 
 
 EXTREME = """
@@ -85,7 +89,14 @@ def test_crops_of_a_long_picture_are_those_of_the_resized_one(zoom: float) -> No
     waves = [128 + 100 * np.sin((rows + columns) / period) for period in (3, 5, 9)]
     pixels = np.stack(waves, axis=-1).astype(np.uint8)
     picture = Image.fromarray(pixels)
-    boxes = zoom_crop_boxes(3, 200, 20, np.random.default_rng(0), size=16, zoom=zoom)
+    boxes = zoom_crop_boxes(
+        3,
+        200,
+        20,
+        np.random.default_rng(0),
+        size=16,
+        zoom=zoom,
+    )
     assert boxes.height * boxes.width > 64 * 16 * 16
 
     # resize all of the picture, then cut every view out of it

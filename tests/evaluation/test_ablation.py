@@ -85,12 +85,14 @@ def test_a_curve_holds_what_the_records_say(context: RunContext) -> None:
     for record in list_records(context.out or ""):
         value = record.settings["config"].get("positive_alpha")
         records[record.method, value, record.seed] = record.metrics
+
     plain = [records["zero_shot", None, seed]["top1"] for seed in (0, 1)]
     assert actual.baseline == pytest.approx(statistics.mean(plain))
     for point in actual.points:
         own = [records["tda", point.value, seed] for seed in (0, 1)]
         top1 = [metrics["top1"] for metrics in own]
         nll = [metrics["nll"] for metrics in own]
+        # each run against the baseline of the same seed
         gains = [a - b for a, b in zip(top1, plain, strict=True)]
         assert point.mean == pytest.approx(statistics.mean(top1))
         assert point.sd == pytest.approx(statistics.stdev(top1))
@@ -102,6 +104,8 @@ def test_only_new_values_of_a_curve_are_run(context: RunContext) -> None:
     first = ablation(BASE, "positive_alpha", [0.0, 2.0, 50.0], seeds=(0, 1))
     sweep(first.specs, context)
     assert len(list_records(context.out or "")) == 8
+
+    # of these values 2 has been run, 3 has not
     second = ablation(BASE, "positive_alpha", [2.0, 3.0], seeds=(0, 1))
     results = sweep(second.specs, context)
     assert len(list_records(context.out or "")) == 8 + 2
@@ -109,26 +113,30 @@ def test_only_new_values_of_a_curve_are_run(context: RunContext) -> None:
 
 
 def test_a_point_whose_run_is_lost_has_no_score(context: RunContext) -> None:
+    # the baseline ends, the run of the value does not
     study = ablation(BASE, "positive_alpha", [50.0], seeds=(1,))
     plain = sweep(study.specs[:1], context)
     lost = RunResult(study.specs[-1], error="lost")
-    (*_, point) = curve(study, [*plain, lost]).points
+    (point,) = curve(study, [*plain, lost]).points
     assert point.mean is None
-    assert curve(study, []).plain()["points"][-1]["top1"] is None
+
+    nothing = curve(study, []).plain()
+    assert nothing["points"][0]["top1"] is None
 
 
 def test_curves_are_drawn(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [1.0, 3.0])
     actual = curve(study, sweep(study.specs, context))
     figure = curves_figure({"a": actual, "b": actual, "c": actual})
+    # three panels, NLL beside each
+    assert sum(axes.get_visible() for axes in figure.axes) == 6
+
     axes = figure.axes[0]
     drawn = axes.lines[0].get_ydata().tolist()
     assert drawn == pytest.approx([point.mean for point in actual.points])
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "3"]
     legend = axes.get_legend().get_texts()
     assert {text.get_text() for text in legend} == {"zero_shot"}
-    # three panels, NLL beside each
-    assert sum(axes.get_visible() for axes in figure.axes) == 6
 
 
 def test_rounding_does_not_look_like_a_trend(context: RunContext) -> None:
@@ -137,6 +145,8 @@ def test_rounding_does_not_look_like_a_trend(context: RunContext) -> None:
     point = actual.points[0]
     flat = replace(actual, points=(point, point))
     top1, nll = curves_figure({"a": flat}).axes
+
+    # axes have a least height
     low, high = top1.get_ylim()
     assert high - low == pytest.approx(2)
     assert low < point.mean < high

@@ -31,9 +31,11 @@ def test_cells_hold_mean_spread_and_gain_over_seeds(made: Any) -> None:
     assert table.rows == ("zero_shot", "tda")  # the baseline comes first
 
     tda = table.cells["tda", "bundled"]
-    by_seed = {(r.record.method, r.record.seed): r.record.metrics["top1"] for r in runs}
-    plain = [by_seed["zero_shot", seed] for seed in range(3)]
-    top1 = [by_seed["tda", seed] for seed in range(3)]
+    scores = {}
+    for run in runs:
+        scores[run.record.method, run.record.seed] = run.record.metrics["top1"]
+    plain = [scores["zero_shot", seed] for seed in range(3)]
+    top1 = [scores["tda", seed] for seed in range(3)]
     gains = [after - before for after, before in zip(top1, plain, strict=True)]
     assert tda.mean == pytest.approx(np.mean(top1))
     assert tda.sd == pytest.approx(np.std(top1, ddof=1))
@@ -55,6 +57,8 @@ def test_averages_say_over_how_many_columns(made: Any) -> None:
     runs = made(spec(), spec(dataset="bundled@fog:2"), spec("tda"))
     table = compare(runs)
     assert set(table.columns) == {"bundled", "bundled@fog:2"}
+
+    # zero-shot was run on both, TDA on one
     clear = table.cells["zero_shot", "bundled"].mean
     foggy = table.cells["zero_shot", "bundled@fog:2"].mean
     both = table.overall("zero_shot")
@@ -172,6 +176,7 @@ def test_hashes_of_records_decide(
     made: Any, section: str, key: str, aspect: str
 ) -> None:
     first, other = made(spec(), spec("tda"))
+    # the record of the second run with one hash changed
     settings = dict(other.record.settings)
     settings[section] = {**settings[section], key: "another"}
     record = replace(other.record, settings=settings)
@@ -203,6 +208,8 @@ def test_gains_have_an_interval_over_images(made: Any) -> None:
     cell = table.cells["tda", "bundled"]
     assert cell.test is not None
     assert cell.half_width == cell.test.half_width
+
+    # the table shows it
     (row,) = paired_table(table).rows
     assert row[4] == f"{cell.gain:+.2f} ± {cell.half_width:.2f}"
 

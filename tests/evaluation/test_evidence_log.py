@@ -106,8 +106,10 @@ def test_evidence_shows_the_pictures(run: Any, dataset: Any) -> None:
     folder, _ = run()
     first = load_evidence(folder).batches[0]
     order = [dataset.keys.index(key) for key in first.keys]
-    difference = first.pictures.astype(int) - dataset.images[order].astype(int)
-    assert np.abs(difference).max() <= 1  # small pictures are stored without loss
+    originals = dataset.images[order].astype(int)
+    # small pictures are stored without loss
+    difference = first.pictures - originals
+    assert np.abs(difference).max() <= 1
 
 
 def test_evidence_has_features_and_what_zero_shot_predicts(
@@ -120,6 +122,7 @@ def test_evidence_has_features_and_what_zero_shot_predicts(
         before = plain.predict(batch).logits.argmax(dim=1)
         assert list(stored.before) == before.tolist()
         assert list(stored.labels) == labels.tolist()
+
         features = tiny_clip.encode_image(batch.images, normalize=True)
         np.testing.assert_allclose(stored.features, features.numpy(), atol=STORED)
 
@@ -128,6 +131,8 @@ def test_evidence_counts_cliques(run: Any) -> None:
     folder, _ = run()
     evidence = load_evidence(folder)
     assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
+
+    # every line agrees with the cliques of its batch
     for line, stored in zip(evidence.counts, evidence.batches, strict=True):
         cliques = stored.description["cliques"]
         assert cliques
@@ -190,7 +195,7 @@ def test_maps_begin_with_plain_attention_and_end_with_all_prompts(
     run: Any, tiny_clip: CLIP, stream: Stream
 ) -> None:
     folder, _ = run(evidence=EvidenceLimits(maps=8))
-    images = {}
+    images: dict[str, torch.Tensor] = {}
     for batch, _ in stream.batches():
         images |= dict(zip(batch.keys, batch.images, strict=True))
     tower = tiny_clip.require_vit()
@@ -246,7 +251,12 @@ def test_evidence_of_no_image_still_counts_batches(run: Any) -> None:
 
 
 def test_small_pictures_are_unnormalised() -> None:
-    preprocess = Preprocess(64, mean=(0.4, 0.4, 0.4), std=(0.25, 0.25, 0.25))
+    preprocess = Preprocess(
+        64,
+        mean=(0.4, 0.4, 0.4),
+        std=(0.25, 0.25, 0.25),
+    )
+    # zeros are pixels of the mean
     shrunk = small_pictures(torch.zeros(2, 3, 64, 64), preprocess, 24)
     assert shrunk.shape == (2, 24, 24, 3)
     assert (shrunk == 0.4 * 255).all()

@@ -72,10 +72,12 @@ def by_hand(logits: Tensor, labels: Tensor, bins: int) -> dict[str, float]:
 @pytest.mark.parametrize("bins", [15, 20])
 def test_scores_equal_their_definitions(bins: int) -> None:
     logits, labels = made_up()
+    # counted in batches of 32
     metrics = Metrics(7, bins=bins)
     for rows in torch.arange(200).split(32):
         metrics.update(logits[rows], labels[rows])
     result = metrics.compute()
+
     for name, value in by_hand(logits, labels, bins).items():
         assert result[name] == pytest.approx(value, abs=100 * SUM), name
     assert result["labelled"] == 200
@@ -106,10 +108,13 @@ def test_auroc_by_hand() -> None:
 def test_fpr95_by_hand() -> None:
     known = torch.tensor([0.9, 0.8, 0.6, 0.5])
     outside = torch.tensor([0.7, 0.5, 0.1])
-    assert fpr95(known, outside) == pytest.approx(2 / 3)  # 4 of 4 pass at 0.5
+    # 4 of 4 pass at 0.5, and so do two of the others
+    assert fpr95(known, outside) == pytest.approx(2 / 3)
+
+    # 95 of 100 pass at 0.05
     many = torch.arange(100) / 100
     around = torch.tensor([0.04, 0.05, 0.06])
-    assert fpr95(many, around) == pytest.approx(2 / 3)  # 95 pass at 0.05
+    assert fpr95(many, around) == pytest.approx(2 / 3)
 
 
 def test_images_outside_the_list_enter_the_open_set_scores_only() -> None:

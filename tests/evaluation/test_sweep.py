@@ -59,6 +59,8 @@ def test_held_pixels_change_no_prediction(
     base = replace(BASE, dataset="bundled@fog:1", limit=20, **changes)
     cells = [with_method(base, name) for name in ("zero_shot", "tda", "mta/views=3")]
     cells += [replace(cells[0], dataset="bundled>bundled@fog:1")]
+
+    # once from disk, once from memory
     read = sweep(cells, RunContext(tmp_path / "read", hold=False))
     held = sweep(cells, RunContext(tmp_path / "held", hold=True))
     for left, right in zip(read, held, strict=True):
@@ -103,8 +105,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def two_seeds(method: str) -> list[Any]:
     """Records of two runs of all 2,000 images."""
     base = replace(BASE, method=method, limit=None, view_seed=0)
-    cells = [replace(base, seed=seed) for seed in (0, 1)]
-    return [result.record for result in sweep(cells, RunContext(None))]
+    cells = [replace(base, seed=0), replace(base, seed=1)]
+    results = sweep(cells, RunContext(None))
+    return [result.record for result in results]
 
 
 def test_an_independent_method_predicts_once_for_all_seeds(sizes: list[int]) -> None:
@@ -178,6 +181,8 @@ def test_another_executor_gives_the_same_records(tmp_path: Path) -> None:
     _, *here = sweep(cells, RunContext(tmp_path / "a"))
     lost, *there = sweep(cells, RunContext(tmp_path / "b"), Backwards())
     assert lost.error == "the executor returned nothing for this run"
+
+    # the other two are as they are here
     for left, right in zip(here, there, strict=True):
         assert left.record.metrics == right.record.metrics
         assert left.record.settings == right.record.settings

@@ -52,7 +52,7 @@ def maps_of_rows(tiny_clip: CLIP, pixels: Tensor, prompts: Any) -> Any:
     chosen = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]).bool()
 
     @torch.no_grad()
-    def make() -> dict[str, Tensor]:
+    def make() -> Any:
         tower = tiny_clip.require_vit()
         return attention.prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
 

@@ -104,7 +104,8 @@ def test_unnormalise_gives_every_level_back() -> None:
 def test_very_long_pictures_come_out_like_any_other(shape: tuple[int, ...]) -> None:
     # waves of another length in every channel
     rows, columns = np.indices(shape)
-    waves = [128 + 100 * np.sin((rows + columns) / period) for period in (3, 5, 9)]
+    place = rows + columns
+    waves = [128 + 100 * np.sin(place / period) for period in (3, 5, 9)]
     image = Image.fromarray(np.stack(waves, axis=-1).astype(np.uint8))
 
     preprocess = Preprocess(8, crop_rounding="floor")

@@ -61,6 +61,7 @@ def test_context_at_positions_of_a_template(clip: CLIP) -> None:
     first = torch.ones(4, dtype=torch.long)
     last = ids.argmax(dim=1) - 1
     positions = torch.stack([first, last], dim=1)
+
     context = draw(2, 32).requires_grad_()
     ours = clip.encode_text(ids, context=context, positions=positions)
     theirs = literal(clip, ids, context=context, positions=positions.__getitem__)

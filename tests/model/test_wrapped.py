@@ -60,9 +60,12 @@ def test_logits_of_a_wrapped_model_are_its_own(wrapped: Any, pixels: Tensor) -> 
 
 @pytest.mark.parametrize("method", ["tda", "mta", "transclip"])
 def test_methods_predict_by_a_wrapped_model(wrapped: Any, method: str) -> None:
-    adapter: Any = create_method(method, wrapped[1], PROMPTS)
+    _, ours = wrapped
+    adapter: Any = create_method(method, ours, PROMPTS)
+    # four pictures of one colour each
     shades = [np.full((32, 32, 3), 40 * i, np.uint8) for i in range(4)]
-    assert adapter.predict(shades).logits.isfinite().all()
+    logits = adapter.predict(shades).logits
+    assert logits.isfinite().all()
 
 
 def test_what_a_wrapped_model_cannot_do_is_refused(wrapped: Any) -> None:
