@@ -137,9 +137,10 @@ def test_ids_are_split(id: str, expected: Any) -> None:
 
 
 def test_a_shifted_image_does_not_depend_on_its_company() -> None:
-    dataset: Any = get_dataset("bundled@gaussian_noise:4")
+    dataset = get_dataset("bundled@gaussian_noise:4")
     assert isinstance(dataset, ShiftedDataset)
-    _, noisy, _ = dataset.arrays([5, 1900, 7])
+    together: Any = dataset.arrays([5, 1900, 7])
+    _, noisy, _ = together
     assert np.array_equal(noisy, np.asarray(dataset.load(1900)))
 
     clean: Any = get_dataset("bundled").arrays([1900])

@@ -29,15 +29,18 @@ def test_the_bundled_model_says_once_what_it_is_for(
 
 def test_micro_is_bundled_and_works() -> None:
     model = create_model("micro")
-    assert model.id == "micro" and model.image_size == 32
+    assert model.id == "micro"
+    assert model.image_size == 32
     assert model.capabilities >= {"text", "visual-prefix"}
+
+    # every 20th bundled image
     bundled = load_bundled()
     pixels = model.preprocess.pixels(bundled.images[::20])
-    texts = model.encode_text(
-        [f"a photo of a {n}." for n in bundled.names], normalize=True
-    )
-    results = (model.encode_image(pixels, normalize=True) @ texts.T).argmax(dim=1)
-    assert (results == bundled.labels[::20]).float().mean() > 0.75
+    images = model.encode_image(pixels, normalize=True)
+    prompts = [f"a photo of a {name}." for name in bundled.names]
+    texts = model.encode_text(prompts, normalize=True)
+    best = (images @ texts.T).argmax(dim=1)
+    assert (best == bundled.labels[::20]).float().mean() > 0.75
 
 
 @pytest.mark.parametrize(

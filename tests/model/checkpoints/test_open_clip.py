@@ -116,9 +116,12 @@ def test_a_config_without_parts_is_refused_in_a_sentence(
 def test_other_families_are_named(
     module: Any, tmp_path: Path, key: str, what: str
 ) -> None:
-    save_file(bare_state(module) | {key: torch.zeros(1)}, tmp_path / "x.safetensors")
+    path = tmp_path / "x.safetensors"
+    state = bare_state(module)
+    state[key] = torch.zeros(1)
+    save_file(state, path)
     with pytest.raises(CheckpointError, match=what):
-        create_model(tmp_path / "x.safetensors", activation="gelu")
+        create_model(path, activation="gelu")
 
 
 def wide_siglip() -> Any:
@@ -127,7 +130,9 @@ def wide_siglip() -> Any:
     theirs.config.vision_config.num_attention_heads = 1
     attentions = [layer.self_attn for layer in theirs.vision_model.encoder.layers]
     for attention in (*attentions, theirs.vision_model.head.attention):
-        attention.num_heads, attention.head_dim, attention.scale = 1, 64, 64**-0.5
+        attention.num_heads = 1
+        attention.head_dim = 64
+        attention.scale = 64**-0.5
     return theirs
 
 
