@@ -167,7 +167,8 @@ def test_unreadable_files_are_remembered_and_counted(
             Stream(photos, tiny_clip.preprocess, 4, seed=1), tiny_clip, tmp_path
         )
         record = evaluate(adapter, stored)
-        assert record.skipped == pixels.skipped and record.images == 9
+        assert record.skipped == pixels.skipped
+        assert record.images == 9
         assert record.metrics["top1"] == pixels.metrics["top1"]
     assert caplog.text.count("3.png") == 1
 

@@ -130,7 +130,8 @@ def test_rollout_is_a_product_of_matrices(
 
 def test_patches_are_read_row_by_row() -> None:
     grid = patch_grid(torch.arange(18.0)[None])  # prompts, class token, 16 patches
-    assert grid.shape == (1, 4, 4) and grid[0, 1].tolist() == [6, 7, 8, 9]
+    assert grid.shape == (1, 4, 4)
+    assert grid[0, 1].tolist() == [6, 7, 8, 9]
 
 
 def test_difference_is_the_share_that_moved() -> None:

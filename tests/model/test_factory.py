@@ -61,12 +61,11 @@ def test_unknown_names(name: str, nearest: str) -> None:
 def test_devices_and_dtypes(tiny_clip: CLIP, tmp_path: Path) -> None:
     save_model(tiny_clip, tmp_path / "m.safetensors")
     assert pick_device("cpu") == torch.device("cpu")
-    assert (
-        pick_dtype("bf16") is torch.bfloat16
-        and pick_dtype(torch.float16) is torch.float16
-    )
+    assert pick_dtype("bf16") is torch.bfloat16
+    assert pick_dtype(torch.float16) is torch.float16
     model = create_model(tmp_path / "m.safetensors", device="cpu", dtype="fp16")
-    assert model.dtype == torch.float16 and model.device.type == "cpu"
+    assert model.dtype == torch.float16
+    assert model.device.type == "cpu"
     assert model.logit_scale.dtype == torch.float32
     with pytest.raises(UnknownNameError, match="bf16"):
         create_model("micro", dtype="bf1")

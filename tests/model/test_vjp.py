@@ -116,4 +116,5 @@ def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
 
 def test_chunks_cover_everything_once() -> None:
     covered = [i for part in chunks(10, 4) for i in range(part.start, part.stop)]
-    assert covered == list(range(10)) and chunks(0, 4) == []
+    assert covered == list(range(10))
+    assert chunks(0, 4) == []

@@ -184,7 +184,8 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DownloadError) as error:
             create_model(name, cache_dir=tmp_path)
         assert all(word in str(error.value) for word in mentioned)
-        assert "\n" not in str(error.value) and error.value.__cause__ is None
+        assert "\n" not in str(error.value)
+        assert error.value.__cause__ is None
         assert error.value.__context__ is None or error.value.__suppress_context__
     assert time.monotonic() - start < 5
 

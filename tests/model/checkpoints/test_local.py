@@ -80,7 +80,8 @@ def test_round_trip_is_exact(
     path = tmp_path / "new" / "folder" / "model.safetensors"
     save_model(tiny_clip, path)
     again = create_model(path)
-    assert again.config == tiny_clip.config and again.id == "tiny"
+    assert again.config == tiny_clip.config
+    assert again.id == "tiny"
     assert again.preprocess == tiny_clip.preprocess
     assert again.fingerprint == tiny_clip.fingerprint
     assert torch.equal(

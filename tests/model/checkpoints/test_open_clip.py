@@ -40,9 +40,8 @@ def test_a_folder(
 
     model = load()
     assert_same(model, gelu_module, pixels)
-    assert (
-        model.preprocess.mean == (0.5, 0.5, 0.5) and model.preprocess.resize == "squash"
-    )
+    assert model.preprocess.mean == (0.5, 0.5, 0.5)
+    assert model.preprocess.resize == "squash"
     assert load(quick_gelu=True).config.vision.activation == "quick_gelu"
     assert load(vision_cfg=vision | {"head_width": 32}).config.vision.heads == 4
 
@@ -153,7 +152,8 @@ def test_an_open_clip_folder(tmp_path: Path, pixels: Tensor) -> None:
         ours.encode_text(texts), theirs.get_text_features(ids).pooler_output, atol=1e-5
     )
     assert (ours.scale, ours.bias) == (pytest.approx(np.exp(2)), -3)  # type: ignore[comparison-overlap]
-    assert ours.preprocess.resize == "squash" and ours.preprocess.mean == (0.5,) * 3
+    assert ours.preprocess.resize == "squash"
+    assert ours.preprocess.mean == (0.5,) * 3
 
 
 def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:
