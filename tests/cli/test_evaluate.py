@@ -143,5 +143,5 @@ def test_a_cell_that_fails_does_not_stop_the_others(
 
 @pytest.mark.parametrize("words", [("--method", "tda"), ("--set", "tda.alpha=1")])
 def test_a_grid_names_its_methods_itself(run: Run, words: tuple[str, str]) -> None:
-    result = run("evaluate", "--grid", "bundled", *words)
+    result = run("evaluate", "--grid", "components", *words)
     assert result.refuses("--grid names the methods"), result.text

@@ -34,9 +34,8 @@ class Squares:
         for rows in blocks:
             self.asked.append(rows)
             values = np.array(rows, dtype=np.float32)[:, None, None] ** 2
-            yield FeatureBlock(
-                np.tile(values, (1, 1, 4)), {7: "torn"} if 7 in rows else {}
-            )
+            unreadable = {7: "torn"} if 7 in rows else {}
+            yield FeatureBlock(np.tile(values, (1, 1, 4)), unreadable)
 
 
 def squares() -> np.ndarray:
@@ -67,36 +66,50 @@ def test_a_flipped_bit_costs_its_block_only(
     data[byte] ^= 0x10
     (made / FEATURES).write_bytes(data)
     encode = Squares()
-    np.testing.assert_array_equal(
-        open_table(made.parent, LAYOUT, encode).features, squares()
-    )
-    assert len(encode.asked) == 1 and re.search(
-        f"1 of {BLOCKS} blocks .* damaged", caplog.text
-    )
+    table = open_table(made.parent, LAYOUT, encode)
+    np.testing.assert_array_equal(table.features, squares())
+    assert len(encode.asked) == 1
+    assert re.search(f"1 of {BLOCKS} blocks .* damaged", caplog.text)
 
 
 DAMAGES: list[tuple[str, Callable[[bytes], bytes]]] = [
-    *((FEATURES, lambda data, size=size: data[:size]) for size in (0, 5, 128, 500)),
-    *(
-        (TABLE, lambda _, text=text: text)
-        for text in (b"", b"{", b"[]", b'{"blocks": [[0]]}')
-    ),
+    (FEATURES, lambda _: b""),
+    (FEATURES, lambda data: data[:5]),
+    (FEATURES, lambda data: data[:128]),
+    (FEATURES, lambda data: data[:500]),
+    # another shape of the same size
+    (FEATURES, lambda data: data.replace(b"(50, 1, 4)", b"(40, 1, 5)")),
+    (TABLE, lambda _: b""),
+    (TABLE, lambda _: b"{"),
+    (TABLE, lambda _: b"[]"),
+    (TABLE, lambda _: b'{"blocks": [[0]]}'),
     (TABLE, lambda _: b'{"blocks": 3}'),
     (TABLE, lambda data: data.replace(b'[7, "torn"]', b'[6, "torn"]')),
-    (
-        FEATURES,
-        lambda data: data.replace(b"(50, 1, 4)", b"(40, 1, 5)"),
-    ),  # of the same size
+]
+DAMAGE_IDS = [
+    "no features",
+    "features without a header",
+    "features without rows",
+    "features cut off",
+    "features of another shape",
+    "no table",
+    "half a table",
+    "a list for a table",
+    "a block without its digest",
+    "a number of blocks",
+    "another unreadable image",
 ]
 
 
-@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+@pytest.mark.parametrize(("name", "damage"), DAMAGES, ids=DAMAGE_IDS)
 def test_a_cut_damaged_or_foreign_file_is_made_again(
     made: Path, name: str, damage: Any
 ) -> None:
-    before = (made / name).read_bytes()
-    (made / name).write_bytes(damage(before))
-    assert (made / name).read_bytes() != before
+    file = made / name
+    before = file.read_bytes()
+    after = damage(before)
+    assert after != before
+    file.write_bytes(after)
     table = open_table(made.parent, LAYOUT, Squares())
     np.testing.assert_array_equal(table.features, squares())
     assert table.unreadable == {7: "torn"}
@@ -119,9 +132,8 @@ def test_an_interrupted_build_continues(
         tmp_path, LAYOUT, encode, on_progress=lambda *now: progress.append(now)
     )
     np.testing.assert_array_equal(table.features, squares())
-    assert (
-        encode.asked[0].start == 24
-    )  # three blocks were written down, the fourth was not
+    # three blocks were written down, the fourth was not
+    assert encode.asked[0].start == 24
     assert progress[-1] == (50, 50)
 
 
@@ -160,7 +172,8 @@ def build_second(folder: Path, begun: Any, wanted: Any, replies: Any) -> None:
 def test_two_processes_share_one_table(tmp_path: Path) -> None:
     """The second one opens the table while the first encodes it, and waits for its blocks."""
     context = multiprocessing.get_context("fork")
-    begun, wanted = context.Event(), context.Event()
+    begun = context.Event()
+    wanted = context.Event()
     queue = context.Queue()
     shared = (tmp_path, begun, wanted, queue)
     both = [

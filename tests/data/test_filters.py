@@ -10,9 +10,8 @@ from scipy import ndimage
 from cliquetta.data import filters
 from tests._helpers.tolerance import FEATURE, SUM, rounding
 
-PIXELS = rounding(
-    torch.float32, 64, 32
-)  # sums over pixels at float32 coordinates of up to 32
+# sums over pixels at float32 coordinates of up to 32
+PIXELS = rounding(torch.float32, 64, 32)
 generator: Any = np.random.default_rng
 
 
@@ -22,23 +21,32 @@ generator: Any = np.random.default_rng
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.5, 9.0])
 def test_gaussian_blur_equals_scipy(rule: str, scipys: str, sigma: float) -> None:
     x = generator(3).random((2, 17, 23, 3)).astype(np.float32)
-    expected = ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode=scipys, truncate=3)
-    assert (
-        np.abs(filters.gaussian_blur(x, sigma, rule, truncate=3) - expected).max() < SUM
+    expected = ndimage.gaussian_filter(
+        x,
+        (0, sigma, sigma, 0),
+        mode=scipys,
+        truncate=3,
     )
+    blurred = filters.gaussian_blur(x, sigma, rule, truncate=3)
+    assert np.abs(blurred - expected).max() < SUM
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.07, 1.31, 2.5, 4.5])
 def test_zoom_equals_scipy(factor: float) -> None:
-    x = generator(4).random((1, 32, 32, 2)).astype(np.float32)
+    x = generator(4).random((32, 32, 2)).astype(np.float32)
+    # enlarge the middle, then cut as much out of it as there was before
     side = int(np.ceil(32 / factor))
     start = (32 - side) // 2
-    middle = x[0, start : start + side, start : start + side]
-    big = ndimage.zoom(middle, (factor, factor, 1), order=1)
-    cut = (big.shape[0] - 32) // 2
-    expected = big[cut : cut + 32, cut : cut + 32]
-    planes = filters.zoom(np.moveaxis(x, 3, 1), factor)[0]
-    assert np.abs(np.moveaxis(planes, 0, 2) - expected).max() < SUM
+    middle = x[start : start + side, start : start + side]
+    enlarged = ndimage.zoom(middle, (factor, factor, 1), order=1)
+    cut = (enlarged.shape[0] - 32) // 2
+    expected = enlarged[cut : cut + 32, cut : cut + 32]
+
+    # ours takes planes of a batch
+    planes = np.moveaxis(x, 2, 0)[None]
+    (zoomed,) = filters.zoom(planes, factor)
+    ours = np.moveaxis(zoomed, 0, 2)
+    assert np.abs(ours - expected).max() < SUM
 
 
 @pytest.mark.parametrize(
@@ -50,41 +58,56 @@ def test_convolution_equals_scipy(
 ) -> None:
     x = generator(5).random((2, *shape, 3)).astype(np.float32)
     kernel = filters.disk_kernel(radius, softness)
+    # as OpenCV has it: its edge is mirrored
+    assert kernel.sum() == pytest.approx(1, abs=0.02)
     expected = ndimage.correlate(x, kernel[None, :, :, None], mode="mirror")
-    assert np.abs(filters.convolve(x, kernel) - expected).max() < FEATURE
-    assert kernel.sum() == pytest.approx(
-        1, abs=0.02
-    )  # as OpenCV has it: its edge is mirrored
+    convolved = filters.convolve(x, kernel)
+    assert np.abs(convolved - expected).max() < FEATURE
 
 
-@pytest.mark.parametrize("rule", ["symmetric", "reflect"])
-def test_sampling_equals_scipy(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "scipys"), [("symmetric", "reflect"), ("reflect", "mirror")]
+)
+def test_sampling_equals_scipy(rule: str, scipys: str) -> None:
     x = generator(6).random((1, 9, 12, 1)).astype(np.float32)
-    y, across = (generator(i).uniform(-6, 16, (1, 9, 12)) for i in (7, 8))
-    scipys = {"symmetric": "reflect", "reflect": "mirror"}[rule]
+    # points in the picture and outside of it
+    down = generator(7).uniform(-6, 16, (1, 9, 12))
+    across = generator(8).uniform(-6, 16, (1, 9, 12))
     expected = ndimage.map_coordinates(
-        x[0, ..., 0], [y[0], across[0]], order=1, mode=scipys
+        x[0, ..., 0],
+        [down[0], across[0]],
+        order=1,
+        mode=scipys,
     )
-    assert (
-        np.abs(filters.sample(x, y, across, rule)[0, ..., 0] - expected).max() < FEATURE
-    )
+    sampled = filters.sample(x, down, across, rule)
+    assert np.abs(sampled[0, ..., 0] - expected).max() < FEATURE
 
 
 def test_motion_blur_of_a_point_points_the_right_way() -> None:
     x = np.zeros((3, 21, 21, 1), np.float32)
     x[:, 10, 10] = 1
-    out = filters.motion_blur(x, 4, 2.0, np.array([0.0, 90.0, 45.0], np.float32))[
-        ..., 0
-    ]
+    angles = np.array([0.0, 90.0, 45.0], np.float32)
+    out = filters.motion_blur(x, 4, 2.0, angles)[..., 0]
+    to_the_left, upwards, slanted = out
+
     weights = np.exp(-0.5 * (np.arange(9) / 2) ** 2)
     weights /= weights.sum()
-    assert np.abs(out[0, 10, 2:11][::-1] - weights).max() < PIXELS
-    assert np.abs(out[1, 2:11, 10][::-1] - weights).max() < PIXELS
+    trail = weights[::-1]
+    assert np.abs(to_the_left[10, 2:11] - trail).max() < PIXELS
+    assert np.abs(upwards[2:11, 10] - trail).max() < PIXELS
+
     # At 45 degrees steps 1 and 2 (0.71 and 1.41 pixels each way) fall on the same
     # pixel.
-    diagonal = [out[2, 10 - i, 10 - i] for i in range(4)]
-    expected = [weights[0], weights[1] + weights[2], weights[3], weights[4]]
+    diagonal = [slanted[10 - step, 10 - step] for step in range(4)]
+    expected = [
+        weights[0],
+        weights[1] + weights[2],
+        weights[3],
+        weights[4],
+    ]
     assert diagonal == pytest.approx(expected, abs=PIXELS)
+
+    # no light is lost
     assert out.sum(axis=(1, 2)) == pytest.approx(1, abs=9 * PIXELS)
 
 

@@ -19,15 +19,16 @@ class _Rows:
     """A table with the few things that are used of ``datasets.Dataset``."""
 
     def __init__(self, features: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        self.features, self.rows = features, rows
+        self.features = features
+        self.rows = rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, key: Any) -> Any:
-        return (
-            [row[key] for row in self.rows] if isinstance(key, str) else self.rows[key]
-        )
+        if isinstance(key, str):
+            return [row[key] for row in self.rows]
+        return self.rows[key]
 
 
 def test_a_table_of_hugging_face(tmp_path: Path) -> None:
@@ -41,7 +42,9 @@ def test_a_table_of_hugging_face(tmp_path: Path) -> None:
     dataset = HuggingFaceDataset("hf:x", _Rows(features, rows), "img", "label")
     assert dataset.names == ("ant", "bee")
     assert dataset.labels.tolist() == [1, UNKNOWN, 0]
-    assert [dataset.load(i).getpixel((0, 0)) for i in (0, 1)] == [(3, 3, 3), (7, 7, 7)]
+    assert dataset.load(0).getpixel((0, 0)) == (3, 3, 3)
+    assert dataset.load(1).getpixel((0, 0)) == (7, 7, 7)
+
     with pytest.raises(ImageError, match="hf:x, row 2"):
         dataset.load(2)
     with pytest.raises(UnknownNameError):

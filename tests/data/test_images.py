@@ -16,34 +16,45 @@ from tests._helpers.trees import exif_of, random_pixels, saved
 
 def stored() -> dict[str, tuple[Any, Any]]:
     """Files of every kind, and the pixels that they show."""
-    rgb, rgba, la = (random_pixels(12, 20, channels) for channels in (3, 4, 2))
-    grey, colours = random_pixels(12, 20, 1)[..., 0], random_pixels(1, 4, 3)[0]
+    rgb = random_pixels(12, 20, 3)
+    rgba = random_pixels(12, 20, 4)
+    la = random_pixels(12, 20, 2)
+    # transparent on the left: it is dropped, not blended
+    alpha = np.arange(20) * 12
+    rgba[..., -1] = alpha
+    la[..., -1] = alpha
+
+    grey = random_pixels(12, 20)
     black_or_white = (grey > 127) * np.uint8(255)
-    rgba[..., -1] = la[..., -1] = np.arange(20) * 12  # dropped, not blended
+    one_bit = Image.fromarray(black_or_white).convert("1", dither=Image.Dither.NONE)
+
+    colours = random_pixels(4, 3)
     index = np.random.default_rng(1).integers(0, 4, (6, 7), dtype=np.uint8)
     palette = Image.fromarray(index, "P")
     palette.putpalette(colours.tobytes())
-    one_bit = Image.fromarray(black_or_white).convert("1", dither=Image.Dither.NONE)
-    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
-    damaged = b"Exif\x00\x00II*\x00\xff\xff\xff\x7fnonsense"
     shades = b"\x00\x80\xff\x10"
+
+    damaged = b"Exif\x00\x00II*\x00\xff\xff\xff\x7fnonsense"
+    red = Image.new("RGB", (4, 4), "red")
+    blue = Image.new("RGB", (4, 4), "blue")
     return {
         "damaged EXIF": (saved(Image.fromarray(rgb), "PNG", exif=damaged), rgb),
         "RGBA": (saved(Image.fromarray(rgba, "RGBA"), "PNG"), rgba[..., :3]),
-        "LA": (saved(Image.fromarray(la, "LA"), "PNG"), la[..., :1].repeat(3, axis=2)),
+        "LA": (saved(Image.fromarray(la, "LA"), "PNG"), as_rgb(la[..., 0])),
         "palette": (saved(palette, "PNG"), colours[index]),
         "clear colour": (saved(palette, "PNG", transparency=1), colours[index]),
         "clear colours": (saved(palette, "PNG", transparency=shades), colours[index]),
-        "grey": (
-            saved(Image.fromarray(grey), "PNG"),
-            grey[..., None].repeat(3, axis=2),
-        ),
-        "one bit": (saved(one_bit, "PNG"), black_or_white[..., None].repeat(3, axis=2)),
+        "grey": (saved(Image.fromarray(grey), "PNG"), as_rgb(grey)),
+        "one bit": (saved(one_bit, "PNG"), as_rgb(black_or_white)),
         "first frame": (
-            saved(frames[0], "GIF", save_all=True, append_images=frames[1:]),
-            np.asarray(frames[0]),
+            saved(red, "GIF", save_all=True, append_images=[blue]),
+            np.asarray(red),
         ),
     }
+
+
+def as_rgb(grey: Any) -> Any:
+    return np.stack([grey, grey, grey], axis=-1)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
@@ -51,17 +62,19 @@ def stored() -> dict[str, tuple[Any, Any]]:
 def test_a_path_and_bytes_give_the_colours_that_are_stored(
     data: bytes, pixels: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "a").write_bytes(data)
-    for source in (tmp_path / "a", str(tmp_path / "a"), data):
+    path = tmp_path / "a"
+    path.write_bytes(data)
+    for source in (path, str(path), data):
         image = open_image(source)
-        assert image.mode == "RGB" and np.array_equal(np.asarray(image), pixels)
+        assert image.mode == "RGB"
+        assert np.array_equal(np.asarray(image), pixels)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_applied_unless_switched_off(orientation: Any) -> None:
     upright = random_pixels(12, 20, 3)
     # What a camera held that way stores, from the definition of the tag.
-    stored = {
+    turn = {
         1: lambda a: a,
         2: lambda a: a[:, ::-1],
         3: lambda a: a[::-1, ::-1],
@@ -70,19 +83,23 @@ def test_orientation_is_applied_unless_switched_off(orientation: Any) -> None:
         6: lambda a: a.swapaxes(0, 1)[::-1],
         7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
         8: lambda a: a[::-1].swapaxes(0, 1),
-    }[orientation](upright)
-    image = Image.fromarray(np.ascontiguousarray(stored))
-    data = saved(image, "PNG", exif=exif_of(orientation))
+    }[orientation]
+    stored = np.ascontiguousarray(turn(upright))
+    data = saved(Image.fromarray(stored), "PNG", exif=exif_of(orientation))
     assert np.array_equal(np.asarray(open_image(data)), upright)
     assert np.array_equal(np.asarray(open_image(data, exif=False)), stored)
 
 
 def test_cmyk_by_its_formula() -> None:
     pixels = random_pixels(12, 20, 4)
-    data = saved(Image.fromarray(pixels, "CMYK"), "TIFF")
-    ink = pixels.astype(np.float64)
-    expected = (255 - ink[..., :3]) * (255 - ink[..., 3:]) / 255
-    assert np.abs(np.asarray(open_image(data)).astype(float) - expected).max() <= 1
+    ink = pixels.astype(float)
+    colours = ink[..., :3]
+    black = ink[..., 3:]
+    expected = (255 - colours) * (255 - black) / 255
+
+    image = open_image(saved(Image.fromarray(pixels, "CMYK"), "TIFF"))
+    levels = np.asarray(image).astype(float)
+    assert np.abs(levels - expected).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -90,10 +107,11 @@ def test_cmyk_by_its_formula() -> None:
 )
 def test_sixteen_bits_are_scaled_not_clipped(kind: str, order: str) -> None:
     values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-    image = open_image(saved(Image.fromarray(values.astype(order)), kind))
-    levels = np.asarray(image)
-    assert (levels == levels[..., :1]).all()
-    assert np.array_equal(levels[..., 0], np.round(values / 257).astype(np.uint8))
+    data = saved(Image.fromarray(values.astype(order)), kind)
+    levels = np.asarray(open_image(data))
+    # 65535 = 255 * 257
+    expected = np.round(values / 257).astype(np.uint8)
+    assert np.array_equal(levels, as_rgb(expected))
 
 
 @pytest.mark.parametrize(
@@ -135,17 +153,25 @@ BAD_FILES = {
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_bad_files_are_named_with_the_reason(tmp_path: Path, name: str) -> None:
     data, reason = BAD_FILES[name]
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(ImageError, match=f"{tmp_path / name}.*{reason}"):
-        open_image(tmp_path / name)
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match=f"{path}.*{reason}"):
+        open_image(path)
 
 
-def test_missing_file_folder_and_limit(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="nowhere"):
         open_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError, match="a folder"):
         open_image(tmp_path)
-    assert open_image(saved(Image.new("RGB", (1, 1), "red"), "PNG")).size == (1, 1)
+
+
+def test_the_smallest_picture_is_read() -> None:
+    pixel = saved(Image.new("RGB", (1, 1), "red"), "PNG")
+    assert open_image(pixel).size == (1, 1)
+
+
+def test_a_picture_above_the_limit_is_refused() -> None:
     data = saved(Image.new("RGB", (10, 10)), "PNG")
     assert open_image(data, max_pixels=100).size == (10, 10)
     with pytest.raises(ImageError, match="10 x 10"):
@@ -153,38 +179,51 @@ def test_missing_file_folder_and_limit(tmp_path: Path) -> None:
 
 
 HALVES = np.zeros((40, 60, 3), np.uint8)
-HALVES[:, :30], HALVES[:, 30:] = (200, 30, 40), (20, 160, 220)
+HALVES[:, :30] = (200, 30, 40)
+HALVES[:, 30:] = (20, 160, 220)
 
 
 def test_heif_is_read_as_pillow_heif_wrote_it() -> None:
     file = io.BytesIO()
     pillow_heif.from_pillow(Image.fromarray(HALVES)).save(file, quality=95)
-    result = np.asarray(open_image(file.getvalue())).astype(float)
-    assert result.shape == HALVES.shape and np.abs(result - HALVES).mean() < 2
-    assert np.array_equal(
-        np.asarray(open_image(file.getvalue(), untrusted=True)), result
-    )
+    data = file.getvalue()
+    result = np.asarray(open_image(data))
+    assert result.shape == HALVES.shape
+    assert np.abs(result.astype(float) - HALVES).mean() < 2
+    # HEIF is among the formats that untrusted images may have
+    untrusted = open_image(data, untrusted=True)
+    assert np.array_equal(np.asarray(untrusted), result)
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
 def test_avif_is_read_as_pillow_wrote_it() -> None:
-    result = np.asarray(open_image(saved(Image.fromarray(HALVES), "AVIF"))).astype(
-        float
-    )
-    assert result.shape == HALVES.shape and np.abs(result - HALVES).mean() < 3
+    data = saved(Image.fromarray(HALVES), "AVIF")
+    result = np.asarray(open_image(data))
+    assert result.shape == HALVES.shape
+    assert np.abs(result.astype(float) - HALVES).mean() < 3
 
 
 @pytest.mark.parametrize(
-    ("size", "scaled"),
-    [((447, 600), 1), ((448, 600), 2), ((900, 2000), 4), ((224, 2000), 1)],
+    ("size", "reduced"),
+    [
+        ((447, 600), (447, 600)),
+        ((448, 600), (224, 300)),
+        ((900, 2000), (225, 500)),
+        ((224, 2000), (224, 2000)),
+    ],
+    ids=["too small", "half", "a quarter", "too narrow"],
 )
 def test_a_jpeg_may_be_decoded_at_a_part_of_its_size(
-    size: tuple[int, int], scaled: int
+    size: tuple[int, int], reduced: tuple[int, int]
 ) -> None:
-    data = saved(Image.new("RGB", size, (200, 100, 50)), "JPEG")
-    small = open_image(data, shorter=224)
-    assert small.size == tuple(-(-side // scaled) for side in size)
+    colour = (200, 100, 50)
+    data = saved(Image.new("RGB", size, colour), "JPEG")
     assert open_image(data).size == size
-    assert np.abs(np.asarray(small).astype(int) - (200, 100, 50)).max() <= 3
-    png = saved(Image.new("RGB", size), "PNG")
-    assert open_image(png, shorter=224).size == size
+    small = open_image(data, shorter=224)
+    assert small.size == reduced
+    assert np.abs(np.asarray(small).astype(int) - colour).max() <= 3
+
+
+def test_a_png_is_never_decoded_at_a_part_of_its_size() -> None:
+    data = saved(Image.new("RGB", (900, 2000)), "PNG")
+    assert open_image(data, shorter=224).size == (900, 2000)

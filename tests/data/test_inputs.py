@@ -78,8 +78,14 @@ def ask(way: str, images: Any, model: CLIP) -> list[float]:
         logits = create_method("zero_shot", model, NAMES).predict(images).logits
         return [float(row.softmax(dim=-1)[0]) for row in logits]
     if way == "predict":
-        settings: Any = {"model": model, "all_probabilities": True, "workers": 0}
-        run = cliquetta.predict(images, NAMES, method="zero_shot", **settings)
+        run = cliquetta.predict(
+            images,
+            NAMES,
+            method="zero_shot",
+            model=model,
+            all_probabilities=True,
+            workers=0,
+        )
         return [row["p_cat"] for row in run.rows]
     if way in ("client", "JSON"):
         return ask_service(way, images, model)
@@ -89,10 +95,14 @@ def ask(way: str, images: Any, model: CLIP) -> list[float]:
         files = images if isinstance(images, list) else [images]
         shown = session.next_of_files(files, len(files))
         return shown.prediction.probabilities[:, 0].tolist()
-    reply = pipeline(model=model, method="zero_shot")(images, NAMES, "a photo of a {}.")
+    classify = pipeline(model=model, method="zero_shot")
+    reply = classify(images, NAMES, "a photo of a {}.")
     replies = reply if isinstance(reply[0], list) else [reply]
     return [
-        entry["score"] for one in replies for entry in one if entry["label"] == "cat"
+        entry["score"]
+        for entries in replies
+        for entry in entries
+        if entry["label"] == "cat"
     ]
 
 
@@ -137,42 +147,64 @@ def with_client(kinds: Iterable[str]) -> list[tuple[str, str]]:
 )
 def test_one_image(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> None:
     expected = ask("method", [Image.open(paths[0])], tiny_clip)
-    result = ask(way, ONE[kind](paths[0], tiny_clip), tiny_clip)
+    image = ONE[kind](paths[0], tiny_clip)
+    result = ask(way, image, tiny_clip)
     assert result == pytest.approx(expected, abs=1e-6)  # tables have six digits
-    assert ask(way, [ONE[kind](paths[0], tiny_clip)], tiny_clip) == result
+
+    # A file object has been read to its end: the list gets another one.
+    image_in_list = ONE[kind](paths[0], tiny_clip)
+    assert ask(way, [image_in_list], tiny_clip) == result
 
 
 @pytest.mark.parametrize(("way", "kind"), with_client(SEVERAL))
 def test_several_images(
     way: str, kind: str, paths: list[Path], tiny_clip: CLIP
 ) -> None:
-    expected = ask("method", [Image.open(path) for path in paths], tiny_clip)
-    result = sorted(ask(way, SEVERAL[kind](paths, tiny_clip), tiny_clip))
-    assert result == pytest.approx(sorted(expected), abs=1e-6)
+    opened = [Image.open(path) for path in paths]
+    expected = ask("method", opened, tiny_clip)
+    # a pattern may find files in another order
+    images = SEVERAL[kind](paths, tiny_clip)
+    result = ask(way, images, tiny_clip)
+    assert sorted(result) == pytest.approx(sorted(expected), abs=1e-6)
 
 
 def test_mixed_lists_name_paths(paths: list[Path], tiny_clip: CLIP) -> None:
-    images = [Image.open(paths[0]), paths[1], str(paths[2]), paths[1]]
+    first, second, third = paths
+    images = [Image.open(first), second, str(third), second]
     run = cliquetta.predict(images, NAMES, model=tiny_clip)
-    assert set(run.classes) == {"domain_norm"}  # unless another method is named
-    named = [f"{paths[1]} (1)", str(paths[2]), f"{paths[1]} (3)"]
-    assert [row["path"] for row in run.rows] == ["0", *named]
+    # an image without a name has its number; one that comes twice, both numbers
+    assert [row["path"] for row in run.rows] == [
+        "0",
+        f"{second} (1)",
+        str(third),
+        f"{second} (3)",
+    ]
+
+
+def test_without_a_method_domain_norm_predicts(
+    paths: list[Path], tiny_clip: CLIP
+) -> None:
+    run = cliquetta.predict(paths, NAMES, model=tiny_clip)
+    assert set(run.classes) == {"domain_norm"}
 
 
 def test_columns_of_a_frame_are_in_the_table(
     paths: list[Path], tiny_clip: CLIP
 ) -> None:
-    frame = pandas.DataFrame(
-        {"path": [str(path) for path in paths], "camera": [1, 2, 2]}
-    )
+    names = [str(path) for path in paths]
+    frame = pandas.DataFrame({"path": names, "camera": [1, 2, 2]})
     out = paths[0].with_name("out.csv")
     cliquetta.predict(
-        frame, NAMES, method="zero_shot", model=tiny_clip, out=out, group_by="camera"
+        frame,
+        NAMES,
+        method="zero_shot",
+        model=tiny_clip,
+        out=out,
+        group_by="camera",
     )
     table = pandas.read_csv(out)
-    assert table["camera"].tolist() == [1, 2, 2] and table["path"].tolist() == list(
-        frame["path"]
-    )
+    assert table["camera"].tolist() == [1, 2, 2]
+    assert table["path"].tolist() == names
 
 
 @WAYS
@@ -194,28 +226,33 @@ def test_others_are_refused_with_a_remedy(
         ask(way, wrong, tiny_clip)
 
 
-def test_a_pattern_that_matches_nothing_and_a_name_with_brackets(
-    tmp_path: Path,
-) -> None:
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    pattern = str(tmp_path / "*.png")
     with pytest.raises(UserError, match="matches"):
-        list(separate_images(str(tmp_path / "*.png"), Preprocess(8)))
+        list(separate_images(pattern, Preprocess(8)))
+
+
+def test_a_name_with_brackets_is_one_file(tmp_path: Path) -> None:
     odd = tmp_path / "a[1].png"
     Image.new("RGB", (8, 8)).save(odd)
-    assert is_single(str(odd)) and list(separate_images(str(odd), Preprocess(8))) == [
-        str(odd)
-    ]
+    assert is_single(str(odd))
+    assert list(separate_images(str(odd), Preprocess(8))) == [str(odd)]
 
 
 @WAYS
 def test_open_photographs_are_turned_as_files(
     way: str, tmp_path: Path, tiny_clip: CLIP
 ) -> None:
+    # a file whose EXIF data say: turn me by 90 degrees, clockwise
+    stored = tmp_path / "stored.png"
     pixels = random_pixels(32, 32, 3)
-    Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif_of(6))
-    turned = ask(way, Image.fromarray(np.rot90(pixels, -1).copy()), tiny_clip)
-    assert ask(way, tmp_path / "stored.png", tiny_clip) == turned
-    photograph = Image.open(tmp_path / "stored.png")
-    assert ask(way, photograph, tiny_clip) == turned
+    Image.fromarray(pixels).save(stored, exif=exif_of(6))
+
+    upright = Image.fromarray(np.rot90(pixels, -1).copy())
+    expected = ask(way, upright, tiny_clip)
+    assert ask(way, stored, tiny_clip) == expected
+    photograph = Image.open(stored)
+    assert ask(way, photograph, tiny_clip) == expected
     assert photograph.getexif()[0x0112] == 6  # the user's image is as it was
 
 
@@ -226,25 +263,40 @@ PREPROCESS = Preprocess(size=16)
 
 def test_views_belong_to_the_image_not_to_its_batch(paths: list[Path]) -> None:
     spec = ViewSpec("resized-crop", 3)
+    keys = [path.as_posix() for path in paths]
     batch = as_batch(paths, PREPROCESS, views=spec, seed=4)
-    assert batch.keys == tuple(path.as_posix() for path in paths)
-    for row, path in enumerate(paths):
-        views = image_views(Image.open(path), path.as_posix(), spec, 4, PREPROCESS)
+    assert batch.keys == tuple(keys)
+    for row, key in enumerate(keys):
+        views = image_views(Image.open(key), key, spec, 4, PREPROCESS)
         assert torch.equal(batch.views[row], to_pixels(views, PREPROCESS))
-    for images in ([Image.open(path) for path in paths], batch.images):
+
+
+def test_views_of_images_without_a_name_do_not_depend_on_the_others(
+    paths: list[Path],
+) -> None:
+    spec = ViewSpec("resized-crop", 3)
+    pixels = as_batch(paths, PREPROCESS).images
+    for images in ([Image.open(path) for path in paths], pixels):
         complete = as_batch(images, PREPROCESS, views=spec).views
-        alone = as_batch(images[1:], PREPROCESS, views=spec).views
-        assert alone is not None and torch.equal(complete[1:], alone)
+        without_first = as_batch(images[1:], PREPROCESS, views=spec).views
+        assert without_first is not None
+        assert torch.equal(complete[1:], without_first)
+
+
+def test_a_batch_with_views_is_taken_as_it_is(paths: list[Path]) -> None:
+    spec = ViewSpec("resized-crop", 3)
+    batch = as_batch(paths, PREPROCESS, views=spec)
     assert as_batch(batch, PREPROCESS, views=spec) is batch
 
 
-def test_nothing_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> None:
-    assert as_batch([], PREPROCESS, views=ViewSpec("augmix", 2)).images.shape == (
-        0,
-        3,
-        16,
-        16,
-    )
+def test_no_images_are_an_empty_batch() -> None:
+    batch = as_batch([], PREPROCESS, views=ViewSpec("augmix", 2))
+    assert batch.images.shape == (0, 3, 16, 16)
+
+
+def test_unreadable_files_and_pixels_of_another_size_are_refused(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ImageError):
         as_batch([tmp_path / "gone.png"], PREPROCESS)
     with pytest.raises(UserError, match="16, 16"):
@@ -253,17 +305,20 @@ def test_nothing_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> 
 
 def test_normalised_pixels_are_never_taken_for_unnormalised_ones() -> None:
     """Grey, dark, bright and noisy pictures, also in low contrast."""
-    rng = np.random.default_rng(0)
-    for low, high in [(0, 256), (120, 192), (150, 160), (128, 129), (0, 2), (254, 256)]:
-        pixels = rng.integers(low, high, (40, 40, 3), dtype=np.uint8)
-        for rule in (
-            Preprocess.openai(32),
-            replace(Preprocess.openai(32), mean=(0.5,) * 3),
-        ):
-            refuse_unnormalised(rule(Image.fromarray(pixels)), rule)
-    refuse_unnormalised(torch.zeros(3, 32, 32), Preprocess.openai(32))
+    openai = Preprocess.openai(32)
+    half = replace(openai, mean=(0.5, 0.5, 0.5))
     plain = Preprocess(32, mean=(0, 0, 0), std=(1, 1, 1))
-    refuse_unnormalised(plain(Image.fromarray(random_pixels(40, 40, 3))), plain)
+    generator = np.random.default_rng(0)
+    for low, high in [(0, 256), (120, 192), (150, 160), (128, 129), (0, 2), (254, 256)]:
+        pixels = generator.integers(low, high, (40, 40, 3), dtype=np.uint8)
+        picture = Image.fromarray(pixels)
+        refuse_unnormalised(openai(picture), openai)
+        refuse_unnormalised(half(picture), half)
+
+    refuse_unnormalised(torch.zeros(3, 32, 32), openai)
+    # pixels from 0 to 1 are what this one makes
+    noise = Image.fromarray(random_pixels(40, 40, 3))
+    refuse_unnormalised(plain(noise), plain)
 
 
 def test_pairs_of_image_and_label_are_told_where_they_belong(paths: list[Path]) -> None:

@@ -38,6 +38,7 @@ from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.trees import exif_of
 
 PREPROCESS = Preprocess.openai(32)
+BROKEN = ["007.png", "040.png", "041.png"]  # no pictures
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +57,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
         suffix = "png" if number % 3 else "jpg"
         Image.fromarray(pixels).save(folder / f"{number:03d}.{suffix}")
-    for number in (7, 40, 41):
-        (folder / f"{number:03d}.png").write_bytes(b"no picture")
+
+    for name in BROKEN:
+        (folder / name).write_bytes(b"no picture")
     Image.fromarray(pixels).save(folder / "003.jpg", exif=exif_of(6))
     return folder
 
@@ -66,12 +68,11 @@ def read(stream: Stream) -> tuple[list[Any], list[Any]]:
     """All that a stream yields, tensors as bytes, and all that it skips."""
     yielded = []
     for batch, labels in stream:
-        tensors = (
-            batch.images,
-            labels,
-            *(() if batch.views is None else (batch.views,)),
-        )
-        yielded.append((batch.keys, *(tensor.numpy().tobytes() for tensor in tensors)))
+        tensors = [batch.images, labels]
+        if batch.views is not None:
+            tensors.append(batch.views)
+        contents = [tensor.numpy().tobytes() for tensor in tensors]
+        yielded.append((batch.keys, contents))
     return yielded, stream.skipped
 
 
@@ -89,14 +90,19 @@ def test_processes_threads_and_the_caller_give_the_same_bits(
     def stream(count: int) -> Stream:
         return Stream(data, PREPROCESS, 20, seed=1, views=views, workers=count)
 
-    alone, before = read(stream(0)), torch.get_rng_state()
-    shared = read(stream(2))
-    assert torch.equal(torch.get_rng_state(), before)
+    by_caller = read(stream(0))
+    state = torch.get_rng_state()
+    by_processes = read(stream(2))
+    assert torch.equal(torch.get_rng_state(), state)
     assert "threads read images" not in caplog.text
     monkeypatch.setattr(loader, "PROCESSES_FROM", 1000)
-    assert alone == shared == read(stream(2))
-    assert [len(keys) for keys, *_ in alone[0]] != [20] * 5
-    assert sorted(entry.key for entry in alone[1]) == ["007.png", "040.png", "041.png"]
+    by_threads = read(stream(2))
+    assert by_processes == by_caller
+    assert by_threads == by_caller
+
+    batches, skipped = by_caller
+    assert [len(keys) for keys, _ in batches] != [20] * 5
+    assert sorted(entry.key for entry in skipped) == BROKEN
 
 
 def test_arrays_and_several_datasets_go_through_processes(
@@ -104,8 +110,11 @@ def test_arrays_and_several_datasets_go_through_processes(
 ) -> None:
     caplog.set_level(logging.INFO)
     parts = [made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")]
-    one = read(Stream(parts, PREPROCESS, 7, order="mixed", seed=2))
-    assert one == read(Stream(parts, PREPROCESS, 7, order="mixed", seed=2, workers=2))
+
+    def stream(count: int) -> Stream:
+        return Stream(parts, PREPROCESS, 7, order="mixed", seed=2, workers=count)
+
+    assert read(stream(0)) == read(stream(2))
     assert "threads read images" not in caplog.text
 
 
@@ -133,9 +142,15 @@ class Deadly(FileDataset):
 
 
 def test_a_killed_worker_is_an_error_at_its_turn(photos: Path) -> None:
-    data = Deadly("deadly", sorted(photos.iterdir()), names=TINY_NAMES, labels=None)
+    data = Deadly(
+        "deadly",
+        sorted(photos.iterdir()),
+        names=TINY_NAMES,
+        labels=None,
+    )
+    stream = Stream(data, PREPROCESS, 4, order="sequential", workers=2)
     with pytest.raises(WorkerError, match=r"was killed.*--workers"):
-        list(Stream(data, PREPROCESS, 4, order="sequential", workers=2))
+        list(stream)
 
 
 PREDICT = """
@@ -157,8 +172,9 @@ print("finished", flush=True)
 @pytest.fixture
 def running(photos: Path, tmp_path: Path) -> Iterator[Any]:
     """Start a script without a main guard that predicts 1,800 files; gives it once it is going."""
-    script, many = tmp_path / "script.py", tmp_path / "many"
+    script = tmp_path / "script.py"
     script.write_text(PREDICT)
+    many = tmp_path / "many"
     many.mkdir()
     for number in range(1800):
         os.link(photos / "000.jpg", many / f"{number:04d}.jpg")
@@ -190,19 +206,24 @@ def children(root: int) -> set[int]:
     result: set[int] = set()
     for task in Path(f"/proc/{root}/task").glob("*/children"):
         with suppress(OSError):  # it has ended
-            own = {int(number) for number in task.read_text().split()}
-            result |= own.union(*map(children, own))
+            for number in task.read_text().split():
+                child = int(number)
+                result |= {child} | children(child)
     return result
 
 
-def gone(identities: set[int], within: float = 60.0) -> bool:
+def exists(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
+
+
+def gone(processes: set[int], within: float = 60.0) -> bool:
     """Whether processes end."""
     end = time.monotonic() + within
-    while time.monotonic() < end and any(
-        Path(f"/proc/{pid}").exists() for pid in identities
-    ):
+    while any(map(exists, processes)):
+        if time.monotonic() > end:
+            return False
         time.sleep(0.1)
-    return not any(Path(f"/proc/{pid}").exists() for pid in identities)
+    return True
 
 
 def shared_inodes(process: int) -> set[int]:
@@ -226,13 +247,18 @@ def test_a_run_that_is_stopped_leaves_no_process_and_no_memory(
     running: Any, tmp_path: Path, how: signal.Signals
 ) -> None:
     process = running()
-    family, shared = children(process.pid), shared_inodes(process.pid)
+    family = children(process.pid)
+    shared = shared_inodes(process.pid)
     assert left_in_memory(shared)  # semaphores
     assert len(family) >= 3  # two workers and the server that they were forked from
+
     process.send_signal(how)
     process.communicate(timeout=60)
-    assert process.returncode != 0 and gone(family) and not left_in_memory(shared)
-    assert list(parts_folder(tmp_path / "out.csv").glob("*.jsonl"))  # what was finished
+    assert process.returncode != 0
+    assert gone(family)
+    assert not left_in_memory(shared)
+    finished = parts_folder(tmp_path / "out.csv").glob("*.jsonl")
+    assert list(finished)
 
 
 @linux
@@ -248,11 +274,14 @@ def test_a_run_continues_after_a_worker_was_killed(
     ]
     os.kill(min(children(server)), signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0 and "was killed" in errors
+    assert process.returncode != 0
+    assert "was killed" in errors
     assert list(parts_folder(tmp_path / "out.csv").glob("*.jsonl"))
+
     again = running()
     output, errors = again.communicate(timeout=120)
-    assert again.returncode == 0 and output.rstrip().endswith("finished"), errors
+    assert again.returncode == 0, errors
+    assert output.rstrip().endswith("finished")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1801
 
 
@@ -311,18 +340,21 @@ def test_a_caller_that_stops_early_leaves_no_worker(photos: Path) -> None:
 def modules_after(code: str) -> set[str]:
     """Modules that a new interpreter has imported after some code."""
     code += "\nimport sys; print(*sys.modules)"
-    return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+    output = subprocess.check_output([sys.executable, "-c", code], text=True)
+    return set(output.split())
 
 
 def test_a_forked_worker_has_nothing_to_import(tiny_clip: CLIP, tmp_path: Path) -> None:
     reader = Reader(tiny_clip.preprocess, (None,), PredictOptions(workers=0))
     sent = tmp_path / "sent.pickle"
     sent.write_bytes(pickle.dumps(reader._loader(local=False).read))
-    served = "".join(
-        f"import {name}\n" for name in (workers.__name__, *workers._PRELOAD)
-    )
-    there = served + f"import pickle; pickle.load(open({str(sent)!r}, 'rb'))"
-    assert modules_after(there) == modules_after(served + "import pickle")
+
+    # the server imports modules; a worker unpickles what it is sent
+    server = "import pickle\n"
+    for name in (workers.__name__, *workers._PRELOAD):
+        server += f"import {name}\n"
+    worker = server + f"pickle.load(open({str(sent)!r}, 'rb'))"
+    assert modules_after(worker) == modules_after(server)
 
 
 @pytest.mark.parametrize(
@@ -335,14 +367,23 @@ def test_a_forked_worker_has_nothing_to_import(tiny_clip: CLIP, tmp_path: Path) 
         ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 1),
         ({"cpu.max": "nonsense"}, 8),
     ],
+    ids=[
+        "no container",
+        "no limit",
+        "two and a half cores",
+        "no limit, version 1",
+        "half a core, version 1",
+        "nonsense",
+    ],
 )
 def test_cores_are_those_of_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
     assert usable_cores(tmp_path) == cores
 
 
@@ -351,6 +392,5 @@ def test_a_gpu_gets_all_cores_and_a_cpu_two_threads(
 ) -> None:
     monkeypatch.setattr(loader, "usable_cores", lambda: 12)
     assert loader.default_workers(torch.device("cuda")) == 12
-    assert (
-        loader.default_workers(torch.device("cpu")) == loader.default_workers(None) == 2
-    )
+    assert loader.default_workers(torch.device("cpu")) == 2
+    assert loader.default_workers(None) == 2

@@ -35,7 +35,8 @@ def draw(width: int, height: int, seed: int = 0) -> Image.Image:
     """Smooth noise: what a resize makes of it differs everywhere."""
     generator = np.random.default_rng([seed, width, height])
     coarse = generator.integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    picture = Image.fromarray(coarse)
+    return picture.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def as_tensor(image: Image.Image) -> Tensor:
@@ -51,12 +52,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         files: Sequence[Tensor], *, mode: str, device: torch.device
     ) -> list[Tensor]:
         calls.append(len(files))
-        if any(b"refuse" in file.numpy().tobytes() for file in files):
+        contents = [file.numpy().tobytes() for file in files]
+        if any(b"refuse" in data for data in contents):
             raise RuntimeError("decode_jpeg: nvjpegDecode failed: 5")
-        opened = (
-            Image.open(BytesIO(file.numpy().tobytes())).convert(mode) for file in files
-        )
-        return [as_tensor(image) for image in opened]
+        return [as_tensor(Image.open(BytesIO(data)).convert(mode)) for data in contents]
 
     io = ModuleType("torchvision.io")
     vars(io).update(decode_jpeg=decode_jpeg, ImageReadMode=SimpleNamespace(RGB="RGB"))
@@ -68,14 +67,19 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("resize", ["shorter", "squash"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("rounding", ["round", "floor"])
-@pytest.mark.parametrize("size", [(32, 32), (90, 61), (47, 200), (20, 33), (400, 31)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(32, 32), (90, 61), (47, 200), (20, 33), (400, 31)]
+)
 def test_pictures_are_those_of_pillow(
-    resize: Any, interpolation: Any, rounding: Any, size: tuple[int, int]
+    resize: Any, interpolation: Any, rounding: Any, width: int, height: int
 ) -> None:
     preprocess = Preprocess(
-        32, interpolation=interpolation, resize=resize, crop_rounding=rounding
+        32,
+        interpolation=interpolation,
+        resize=resize,
+        crop_rounding=rounding,
     )
-    image = draw(*size)
+    image = draw(width, height)
     expected = np.asarray(preprocess.picture(image)).astype(int)
     made = resize_and_crop(as_tensor(image), preprocess).numpy().astype(int)
     assert made.shape == (32, 32, 3)
@@ -85,56 +89,82 @@ def test_pictures_are_those_of_pillow(
 @pytest.mark.parametrize("orientation", range(10))
 def test_orientations_are_those_of_pillow(orientation: int) -> None:
     data = jpeg(draw(40, 30), exif=exif_of(orientation))
-    assert read_jpeg(data) == (data, orientation) and read_jpeg(data, exif=False) == (
-        data,
-        1,
-    )
+    assert read_jpeg(data) == (data, orientation)
+    assert read_jpeg(data, exif=False) == (data, 1)
     plain = Image.open(BytesIO(data))
     expected = as_tensor(ImageOps.exif_transpose(plain))
     assert torch.equal(turn(as_tensor(plain), orientation), expected)
 
 
-def test_what_nvjpeg_would_read_otherwise_is_left_to_pillow() -> None:
-    image = draw(40, 30)
-    assert read_jpeg(jpeg(image)) and read_jpeg(jpeg(image.convert("L")))
-    assert read_jpeg(jpeg(image, progressive=True)) and read_jpeg(
-        jpeg(image) + bytes(9)
-    )
-    for data in (
-        saved(image, "PNG"),
+@pytest.mark.parametrize(
+    "data",
+    [
+        jpeg(draw(40, 30)),
+        jpeg(draw(40, 30).convert("L")),
+        jpeg(draw(40, 30), progressive=True),
+        jpeg(draw(40, 30)) + bytes(9),
+    ],
+    ids=["colours", "grey", "progressive", "zeros behind its end"],
+)
+def test_what_nvjpeg_reads_like_pillow_is_left_to_it(data: bytes) -> None:
+    assert read_jpeg(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        saved(draw(40, 30), "PNG"),
         b"no picture",
-        jpeg(image)[:-40],
-        jpeg(image.convert("CMYK")),
-        jpeg(image, keep_rgb=True),
-        jpeg(image.resize((3000, 2))),
-    ):
-        assert read_jpeg(data) is None
+        jpeg(draw(40, 30))[:-40],
+        jpeg(draw(40, 30).convert("CMYK")),
+        jpeg(draw(40, 30), keep_rgb=True),
+        jpeg(draw(40, 30).resize((3000, 2))),
+    ],
+    ids=["PNG", "no picture", "cut off", "CMYK", "stored as RGB", "very long"],
+)
+def test_what_nvjpeg_would_read_otherwise_is_left_to_pillow(data: bytes) -> None:
+    assert read_jpeg(data) is None
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
     """Photographs, one turned and one grey; a CMYK, a PNG, two broken files, one missing."""
-    contents = [jpeg(draw(40 + 9 * n, 90 - 5 * n, n)) for n in range(6)]
-    contents += [jpeg(draw(70, 40), exif=exif_of(6)), jpeg(draw(50, 60).convert("L"))]
-    contents += [jpeg(draw(50, 60).convert("CMYK")), contents[0][:-40], b"no picture"]
+    photographs = [jpeg(draw(40 + 9 * n, 90 - 5 * n, n)) for n in range(6)]
+    contents = [
+        *photographs,
+        jpeg(draw(70, 40), exif=exif_of(6)),
+        jpeg(draw(50, 60).convert("L")),
+        jpeg(draw(50, 60).convert("CMYK")),
+        photographs[0][:-40],
+        b"no picture",
+    ]
     for number, data in enumerate(contents):
         (tmp_path / f"{number:02d}.jpg").write_bytes(data)
     draw(64, 48).save(tmp_path / "11.png")
-    return [str(path) for path in sorted(tmp_path.iterdir())] + [
-        str(tmp_path / "12.jpg")
-    ]
+
+    missing = tmp_path / "12.jpg"
+    return [str(path) for path in [*sorted(tmp_path.iterdir()), missing]]
 
 
 def load(paths: Sequence[str], decoder: JpegDecoder | None, workers: int) -> list[Any]:
     """The batches of five files each: positions, bytes, errors."""
     entries = [Entry(path, {}) for path in paths]
     batches = [entries[first : first + 5] for first in range(0, len(entries), 5)]
-    find = partial(find_listed, shorter=None)
-    loader = Loader(find, Preprocess(32), (None,), 0, workers, None, False, decoder)
-    return [
-        (list(loaded.positions), loaded.images[0], list(loaded.unreadable))
-        for loaded in loader.load(batches, len(entries))
-    ]
+    loader = Loader(
+        partial(find_listed, shorter=None),
+        preprocess=Preprocess(32),
+        views=(None,),
+        seed=0,
+        workers=workers,
+        device=None,
+        local=False,
+        decoder=decoder,
+    )
+    result = []
+    for loaded in loader.load(batches, len(entries)):
+        positions = list(loaded.positions)
+        result.append((positions, loaded.images[0], list(loaded.unreadable)))
+    return result
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -145,35 +175,41 @@ def test_batches_are_those_of_exact_decoding(
     assert not decoded
     by_gpu = load(files, JpegDecoder(Preprocess(32), CPU), workers)
     assert sum(decoded) == 8  # six photographs, the turned and the grey one
-    assert len(exact) == len(by_gpu) == 3
-    for (positions, pixels, errors), (other, made, reasons) in zip(
-        exact, by_gpu, strict=True
-    ):
-        assert (positions, errors) == (other, reasons)
-        assert (pixels.int() - made.int()).abs().max() <= LEVELS
-    assert [[position for position, _ in errors] for *_, errors in exact] == [
-        [],
-        [4],
-        [0, 2],
-    ]
+    assert len(exact) == 3
+    for (positions, pixels, errors), batch in zip(exact, by_gpu, strict=True):
+        gpu_positions, gpu_pixels, gpu_errors = batch
+        assert gpu_positions == positions
+        assert gpu_errors == errors
+        assert (pixels.int() - gpu_pixels.int()).abs().max() <= LEVELS
+
+    # the cut off file, the one that is no picture, and the missing one
+    unreadable = []
+    for _, _, errors in exact:
+        unreadable.append([position for position, _ in errors])
+    assert unreadable == [[], [4], [0, 2]]
 
 
 def test_a_refused_batch_is_decoded_by_pillow(
     decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good, preprocess = jpeg(draw(40, 30)), Preprocess(32)
-    turned, damaged = jpeg(draw(50, 40), exif=exif_of(3)), bytearray(good)
-    damaged[20:400] = bytes(380)
-    files = {4: Jpeg(good), 5: Jpeg(bytes(damaged)), 9: Jpeg(turned + b"refuse", 3)}
+    good = jpeg(draw(40, 30))
+    turned = jpeg(draw(50, 40), exif=exif_of(3))
+    damaged = good[:20] + bytes(380) + good[400:]
+    files = {
+        4: Jpeg(good),
+        5: Jpeg(damaged),
+        9: Jpeg(turned + b"refuse", 3),  # at which the decoder fails
+    }
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+    preprocess = Preprocess(32)
     pictures, unreadable = JpegDecoder(preprocess, CPU).pictures(files)
     assert sorted(pictures) == [4, 9]
     for number, data in ((4, good), (9, turned)):
-        assert np.array_equal(
-            pictures[number], np.asarray(preprocess.picture(open_image(data)))
-        )
+        expected = preprocess.picture(open_image(data))
+        assert np.array_equal(pictures[number], np.asarray(expected))
+
     with pytest.raises(ImageError) as error:
-        open_image(bytes(damaged))
+        open_image(damaged)
     assert unreadable == [(5, error.value.reason)]
 
 

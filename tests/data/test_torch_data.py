@@ -38,9 +38,9 @@ class Photos(TorchDataset[Any]):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         self.read.append(index)
         image: Any = PICTURES[index]
-        return (image if self.transform is None else self.transform(image)), LABELS[
-            index
-        ]
+        if self.transform is not None:
+            image = self.transform(image)
+        return image, LABELS[index]
 
 
 class Streamed(IterableDataset[Any]):
@@ -78,40 +78,61 @@ WAYS: dict[str, Any] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_predictions_are_those_of_the_images(way: str) -> None:
-    expected = cliquetta.predict(
-        PICTURES, NAMES, model=TINY, method="tda", batch_size=4
-    ).rows
-    done = cliquetta.predict(
-        WAYS[way](), NAMES, model=TINY, method="tda", batch_size=4, labels="label"
+    of_pictures = cliquetta.predict(
+        PICTURES,
+        NAMES,
+        model=TINY,
+        method="tda",
+        batch_size=4,
     )
-    assert [row["path"] for row in done.rows] == [str(number) for number in range(10)]
-    assert [row["label"] for row in done.rows] == [NAMES[label] for label in LABELS]
-    for row, wanted in zip(done.rows, expected, strict=True):
-        assert row["prediction"] == wanted["prediction"]
-        assert row["probability"] == pytest.approx(wanted["probability"], abs=1e-6)
-    right = sum(row["prediction"] == row["label"] for row in done.rows)
-    assert done.scores["tda"].accuracy == pytest.approx(10 * right)
+    run = cliquetta.predict(
+        WAYS[way](),
+        NAMES,
+        model=TINY,
+        method="tda",
+        batch_size=4,
+        labels="label",
+    )
+    assert [row["path"] for row in run.rows] == [str(number) for number in range(10)]
+    assert [row["label"] for row in run.rows] == [NAMES[label] for label in LABELS]
+    for row, expected in zip(run.rows, of_pictures.rows, strict=True):
+        assert row["prediction"] == expected["prediction"]
+        assert row["probability"] == pytest.approx(expected["probability"], abs=1e-6)
+
+    right = sum(row["prediction"] == row["label"] for row in run.rows)
+    accuracy = 100 * right / 10
+    assert run.scores["tda"].accuracy == pytest.approx(accuracy)
 
 
 def test_a_loader_is_read_in_its_own_order() -> None:
+    # a random sampler, whose order is known by its seed
     torch.manual_seed(3)
     order = list(torch.utils.data.RandomSampler(range(10)))
     torch.manual_seed(3)
-    images = TorchImages(DataLoader(Photos(), sampler=order), TINY.preprocess)
-    assert images.indices == order and images.names == [str(index) for index in order]
+    loader = DataLoader(Photos(), sampler=order)
+
+    images = TorchImages(loader, TINY.preprocess)
+    assert images.indices == order
+    assert images.names == [str(index) for index in order]
     assert images.labels() == [LABELS[index] for index in order]
 
 
 def test_images_are_read_when_they_are_predicted() -> None:
     photos = Photos()
     images = TorchImages(photos, TINY.preprocess)
-    assert len(images) == 10 and photos.read == []
-    assert np.array_equal(np.asarray(images[2:4][1]), PIXELS[3]) and photos.read == [
-        2,
-        3,
-    ]
+    assert len(images) == 10
+    assert photos.read == []
+
+    _, last = images[2:4]
+    assert np.array_equal(np.asarray(last), PIXELS[3])
+    assert photos.read == [2, 3]
+
+
+def test_targets_are_the_labels_without_a_read() -> None:
+    photos = Photos()
     photos.targets = LABELS  # type: ignore[attr-defined]
-    assert images.labels() == LABELS and photos.read == [2, 3]
+    assert TorchImages(photos, TINY.preprocess).labels() == LABELS
+    assert photos.read == []
 
 
 @pytest.mark.parametrize("way", ["dataset of pictures", "dataset of pixels", "loader"])
@@ -119,9 +140,14 @@ def test_a_method_is_evaluated_on_it(way: str, tmp_path: Path) -> None:
     method = create_method("zero_shot", TINY, NAMES)
     best = method.predict(PICTURES).logits.argmax(dim=1).tolist()
     right = sum(a == b for a, b in zip(best, LABELS, strict=True))
+    accuracy = 100 * right / 10
+
     record = cliquetta.evaluate(method, WAYS[way](), out=tmp_path)
-    assert record.metrics["top1"] == pytest.approx(10 * right)
-    assert record.settings["stream"]["batch_size"] == (3 if way == "loader" else 64)
+    assert record.metrics["top1"] == pytest.approx(accuracy)
+    # a loader has a size of batches of its own
+    batch_size = 3 if way == "loader" else 64
+    assert record.settings["stream"]["batch_size"] == batch_size
+
     again = cliquetta.evaluate(method, WAYS[way](), out=tmp_path)
     assert again.finished == record.finished  # the same run
 
@@ -129,7 +155,8 @@ def test_a_method_is_evaluated_on_it(way: str, tmp_path: Path) -> None:
 def test_a_dataset_of_ours_is_evaluated_too() -> None:
     dataset = made_up_dataset(12)
     method = create_method("zero_shot", TINY, dataset.names)
-    assert cliquetta.evaluate(method, dataset).metrics["labelled"] == 12
+    record = cliquetta.evaluate(method, dataset)
+    assert record.metrics["labelled"] == 12
 
 
 def to_tensor(picture: Image.Image) -> torch.Tensor:
@@ -177,11 +204,27 @@ class Broken(Photos):
         (lambda m: cliquetta.evaluate(cast(Any, "tda"), Photos()), "create_method"),
         (lambda m: cliquetta.evaluate(m, Broken()), "'9' of torch:Broken"),
     ],
+    ids=[
+        "pairs",
+        "pixels of another size",
+        "pairs in lists",
+        "pixels from 0 to 1",
+        "pixels from 0 to 1 of a loader",
+        "pixels from 0 to 1 as a tensor",
+        "labels of no name",
+        "another order",
+        "a list to evaluate on",
+        "a method by its name",
+        "labels of no class",
+    ],
 )
 def test_anything_else_is_refused_in_one_line(call: Any, message: str) -> None:
+    method = create_method("tda", TINY, NAMES)
     with pytest.raises(UserError, match=message) as error:
-        call(create_method("tda", TINY, NAMES))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+        call(method)
+    text = str(error.value)
+    assert "\n" not in text
+    assert len(text) < 300
 
 
 def test_items_without_an_image_are_named() -> None:

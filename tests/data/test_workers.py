@@ -57,15 +57,19 @@ def test_an_error_arrives_at_its_turn(workers: int) -> None:
 
 
 def squares(number: int) -> tuple[tuple[np.ndarray, ...], int]:
-    return (np.full((number % 3, 2), number), np.arange(number % 2)), number
+    """Two arrays whose shapes change with the number, and the number."""
+    first = np.full((number % 3, 2), number)
+    second = np.arange(number % 2)
+    return (first, second), number
 
 
 def test_arrays_of_changing_shapes_come_in_order() -> None:
     rows = map_in_processes(squares, range(50), workers=3, room=100)
     for number, ((first, second), note) in enumerate(rows):
+        (expected_first, expected_second), _ = squares(number)
         assert note == number
-        assert np.array_equal(first, np.full((number % 3, 2), number))
-        assert np.array_equal(second, np.arange(number % 2))
+        assert np.array_equal(first, expected_first)
+        assert np.array_equal(second, expected_second)
 
 
 @pytest.mark.slow
@@ -85,7 +89,8 @@ def test_processes_start_again_after_runs_that_were_left_early(caplog: Any) -> N
     caplog.set_level(logging.INFO)
     for count in (1, 0, 7, 50, 3, 50):
         rows = map_in_processes(squares, range(50), workers=4, room=100)
-        assert [note for _, note in islice(rows, count)] == list(range(count))
+        read = [note for _, note in islice(rows, count)]
+        assert read == list(range(count))
         rows.close()
     assert not multiprocessing.active_children()
     assert "threads read images" not in caplog.text
@@ -96,9 +101,8 @@ def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     items = iter(range(50))
     rows = map_in_processes(squares, items, workers=3, room=100)
     next(rows)
-    assert (
-        next(items) == 4
-    )  # one for each worker, and one in position of the first, were taken
+    # one for each worker, and one in position of the first, were taken
+    assert next(items) == 4
     rows.close()
     test_arrays_of_changing_shapes_come_in_order()
 

@@ -81,50 +81,73 @@ def test_bad_fields_and_values_are_refused() -> None:
 def test_a_curve_holds_what_the_records_say(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [0.0, 2.0, 50.0], seeds=(0, 1))
     actual = curve(study, sweep(study.specs, context))
-    listed = list_records(context.out or "")
-    records = {
-        (r.method, r.settings["config"].get("positive_alpha"), r.seed): r
-        for r in listed
-    }
-    plain = [records["zero_shot", None, s].metrics["top1"] for s in (0, 1)]
+    records = {}
+    for record in list_records(context.out or ""):
+        value = record.settings["config"].get("positive_alpha")
+        records[record.method, value, record.seed] = record.metrics
+
+    plain = [records["zero_shot", None, seed]["top1"] for seed in (0, 1)]
     assert actual.baseline == pytest.approx(statistics.mean(plain))
     for point in actual.points:
-        own = [records["tda", point.value, s] for s in (0, 1)]
-        top1 = [r.metrics["top1"] for r in own]
+        own = [records["tda", point.value, seed] for seed in (0, 1)]
+        top1 = [metrics["top1"] for metrics in own]
+        nll = [metrics["nll"] for metrics in own]
+        # each run against the baseline of the same seed
+        gains = [a - b for a, b in zip(top1, plain, strict=True)]
         assert point.mean == pytest.approx(statistics.mean(top1))
         assert point.sd == pytest.approx(statistics.stdev(top1))
-        gains = [a - b for a, b in zip(top1, plain, strict=True)]
         assert point.gain == pytest.approx(statistics.mean(gains))
-        assert point.nll == pytest.approx(
-            statistics.mean(r.metrics["nll"] for r in own)
-        )
-    again = sweep(
-        ablation(BASE, "positive_alpha", [2.0, 3.0], seeds=(0, 1)).specs, context
-    )
-    assert len(list_records(context.out or "")) == 8 + 2  # only the new value was run
-    assert all(result.record for result in again)
+        assert point.nll == pytest.approx(statistics.mean(nll))
+
+
+def test_only_new_values_of_a_curve_are_run(context: RunContext) -> None:
+    first = ablation(BASE, "positive_alpha", [0.0, 2.0, 50.0], seeds=(0, 1))
+    sweep(first.specs, context)
+    assert len(list_records(context.out or "")) == 8
+
+    # of these values 2 has been run, 3 has not
+    second = ablation(BASE, "positive_alpha", [2.0, 3.0], seeds=(0, 1))
+    results = sweep(second.specs, context)
+    assert len(list_records(context.out or "")) == 8 + 2
+    assert all(result.record for result in results)
+
+
+def test_a_point_whose_run_is_lost_has_no_score(context: RunContext) -> None:
+    # the baseline ends, the run of the value does not
+    study = ablation(BASE, "positive_alpha", [50.0], seeds=(1,))
+    plain = sweep(study.specs[:1], context)
     lost = RunResult(study.specs[-1], error="lost")
-    (*_, partly) = curve(
-        ablation(BASE, "positive_alpha", [50.0], seeds=(1,)), [*again, lost]
-    ).points
-    assert partly.mean is None and curve(study, []).plain()["points"][1]["top1"] is None
+    (point,) = curve(study, [*plain, lost]).points
+    assert point.mean is None
+
+    nothing = curve(study, []).plain()
+    assert nothing["points"][0]["top1"] is None
 
 
 def test_curves_are_drawn(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [1.0, 3.0])
     actual = curve(study, sweep(study.specs, context))
-    figure = curves_figure(dict.fromkeys("abc", actual))
+    figure = curves_figure({"a": actual, "b": actual, "c": actual})
+    # three panels, NLL beside each
+    assert sum(axes.get_visible() for axes in figure.axes) == 6
+
     axes = figure.axes[0]
     drawn = axes.lines[0].get_ydata().tolist()
     assert drawn == pytest.approx([point.mean for point in actual.points])
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "3"]
-    assert {"zero_shot"} == {text.get_text() for text in axes.get_legend().get_texts()}
-    assert (
-        sum(axes.get_visible() for axes in figure.axes) == 6
-    )  # three panels, NLL beside each
-    flat = replace(actual, points=(actual.points[0], actual.points[0]))
-    top1, nll = curves_figure({"a": flat}).axes  # rounding does not look like a trend
-    assert (
-        np.ptp(top1.get_ylim()) == pytest.approx(2) and np.ptp(nll.get_ylim()) > 0.0499
-    )
-    assert top1.get_ylim()[0] < actual.points[0].mean < top1.get_ylim()[1]
+    legend = axes.get_legend().get_texts()
+    assert {text.get_text() for text in legend} == {"zero_shot"}
+
+
+def test_rounding_does_not_look_like_a_trend(context: RunContext) -> None:
+    study = ablation(BASE, "positive_alpha", [1.0])
+    actual = curve(study, sweep(study.specs, context))
+    point = actual.points[0]
+    flat = replace(actual, points=(point, point))
+    top1, nll = curves_figure({"a": flat}).axes
+
+    # axes have a least height
+    low, high = top1.get_ylim()
+    assert high - low == pytest.approx(2)
+    assert low < point.mean < high
+    assert np.ptp(nll.get_ylim()) > 0.0499

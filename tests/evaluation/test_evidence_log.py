@@ -33,73 +33,123 @@ LIMITS = EvidenceLimits()
 def dataset() -> ArrayDataset:
     """Forty images: noisy copies of eight patterns, so that there are cliques."""
     generator = np.random.default_rng(5)
+    # five copies of each pattern of four by four squares, which are eight pixels wide
     patterns = generator.integers(0, 256, (8, 4, 4, 3)).repeat(5, axis=0)
     noisy = patterns + generator.integers(-20, 21, patterns.shape)
-    pictures = noisy.clip(0, 255).astype(np.uint8).repeat(8, axis=1).repeat(8, axis=2)
-    keys, labels = [f"{n:02d}" for n in range(40)], [n % 5 for n in range(40)]
-    return ArrayDataset("copies", pictures, names=TINY_NAMES, keys=keys, labels=labels)
+    squares = noisy.clip(0, 255).astype(np.uint8)
+    return ArrayDataset(
+        "copies",
+        squares.repeat(8, axis=1).repeat(8, axis=2),
+        names=TINY_NAMES,
+        keys=[f"{number:02d}" for number in range(40)],
+        labels=[number % 5 for number in range(40)],
+    )
 
 
 @pytest.fixture
-def run(tiny_clip: CLIP, dataset: Any, tmp_path: Path) -> Any:
+def stream(tiny_clip: CLIP, dataset: Any) -> Stream:
+    return Stream(dataset, tiny_clip.preprocess, 10)
+
+
+@pytest.fixture
+def run(tiny_clip: CLIP, dataset: Any, stream: Stream, tmp_path: Path) -> Any:
     """Run a method over the dataset with evidence; gives back its folder and its adapter."""
 
     def call(
-        method: str = "scap", options: Any = None, where: str = "runs", **arguments: Any
+        method: str = "scap",
+        options: Any = None,
+        where: str = "runs",
+        evidence: EvidenceLimits | None = LIMITS,
+        **arguments: Any,
     ) -> Any:
         config = method_config(method, None, options)
         adapter = create_method(method, tiny_clip, dataset.prompts, config)
-        stream, out = Stream(dataset, tiny_clip.preprocess, 10), tmp_path / where
-        record = evaluate(adapter, stream, out=out, **{"evidence": LIMITS} | arguments)
+        out = tmp_path / where
+        record = evaluate(adapter, stream, out=out, evidence=evidence, **arguments)
         return out / record.id, adapter
 
     return call
 
 
 def test_predictions_are_those_of_a_run_without_evidence(run: Any) -> None:
-    (folder, _), (plain, _) = run(), run(where="plain", evidence=None)
-    assert plain.name == folder.name and not has_evidence(plain)
-    names = [path / "predictions.jsonl" for path in (folder, plain)]
-    assert names[0].read_bytes() == names[1].read_bytes()
+    folder, _ = run()
+    plain, _ = run(where="plain", evidence=None)
+    assert plain.name == folder.name
+    assert not has_evidence(plain)
+    predictions = (folder / "predictions.jsonl").read_bytes()
+    assert (plain / "predictions.jsonl").read_bytes() == predictions
+
+
+def test_a_finished_run_without_evidence_is_run_again_once(run: Any) -> None:
+    run(evidence=None)
     steps = []
-    for _ in range(2):  # a finished run without evidence is run again once
-        run(where="plain", on_step=lambda step: steps.append(step.number))
+    for _ in range(2):
+        run(on_step=lambda step: steps.append(step.number))
     assert steps == [1, 2, 3, 4]
 
 
-def test_evidence_is_what_was_predicted_and_seen(
-    run: Any, tiny_clip: CLIP, dataset: Any
-) -> None:
+def test_evidence_has_the_predictions_of_the_run(run: Any) -> None:
     folder, adapter = run()
-    evidence, predictions = load_evidence(folder), load_predictions(folder)
-    assert not adapter.collect_evidence and evidence.names == TINY_NAMES
+    assert not adapter.collect_evidence
+    evidence = load_evidence(folder)
+    assert evidence.names == TINY_NAMES
     assert [batch.number for batch in evidence.batches] == [1, 2, 3, 4]
-    assert sum((batch.keys for batch in evidence.batches), ()) == predictions.keys
+
+    keys = [key for batch in evidence.batches for key in batch.keys]
     after = [label for batch in evidence.batches for label in batch.after]
+    predictions = load_predictions(folder)
+    assert keys == list(predictions.keys)
     assert after == predictions.classes[:, 0].tolist()
-    first = evidence.batches[0]
+
+
+def test_evidence_shows_the_pictures(run: Any, dataset: Any) -> None:
+    folder, _ = run()
+    first = load_evidence(folder).batches[0]
     order = [dataset.keys.index(key) for key in first.keys]
-    difference = first.pictures.astype(int) - dataset.images[order].astype(int)
-    assert np.abs(difference).max() <= 1  # small pictures are stored without loss
+    originals = dataset.images[order].astype(int)
+    # small pictures are stored without loss
+    difference = first.pictures - originals
+    assert np.abs(difference).max() <= 1
+
+
+def test_evidence_has_features_and_what_zero_shot_predicts(
+    run: Any, stream: Stream, tiny_clip: CLIP, dataset: Any
+) -> None:
+    folder, _ = run()
     plain = create_method("zero_shot", tiny_clip, dataset.prompts)
-    batches = Stream(dataset, tiny_clip.preprocess, 10).batches()
-    for stored, (batch, labels) in zip(evidence.batches, batches, strict=True):
-        assert stored.before == tuple(
-            plain.predict(batch).logits.argmax(dim=1).tolist()
-        )
-        assert stored.labels == tuple(labels.tolist())
-        wanted = tiny_clip.encode_image(batch.images, normalize=True).numpy()
-        np.testing.assert_allclose(stored.features, wanted, atol=STORED)
+    batches = load_evidence(folder).batches
+    for stored, (batch, labels) in zip(batches, stream.batches(), strict=True):
+        before = plain.predict(batch).logits.argmax(dim=1)
+        assert list(stored.before) == before.tolist()
+        assert list(stored.labels) == labels.tolist()
+
+        features = tiny_clip.encode_image(batch.images, normalize=True)
+        np.testing.assert_allclose(stored.features, features.numpy(), atol=STORED)
+
+
+def test_evidence_counts_cliques(run: Any) -> None:
+    folder, _ = run()
+    evidence = load_evidence(folder)
     assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
+
+    # every line agrees with the cliques of its batch
     for line, stored in zip(evidence.counts, evidence.batches, strict=True):
         cliques = stored.description["cliques"]
-        assert line["cliques"] == len(cliques) > 0 and all(
-            clique["after"] for clique in cliques
-        )
-        assert line["max_size"] == max(len(clique["members"]) for clique in cliques)
-    other = load_evidence(run("tent")[0]).batches[0]  # a method without cliques
-    assert other.description is None and other.prompted is None and other.maps == ()
-    assert other.features.shape == (10, 24) and other.pictures.shape == (10, 32, 32, 3)
+        assert cliques
+        assert line["cliques"] == len(cliques)
+        assert all(clique["after"] for clique in cliques)
+        sizes = [len(clique["members"]) for clique in cliques]
+        assert line["max_size"] == max(sizes)
+
+
+def test_a_method_without_cliques_leaves_features_and_pictures(run: Any) -> None:
+    folder, _ = run("tent")
+    first = load_evidence(folder).batches[0]
+    assert first.features.shape == (10, 24)
+    assert first.pictures.shape == (10, 32, 32, 3)
+    assert first.description is None
+    assert first.prompted is None
+    assert first.maps == ()
 
 
 def test_prompted_features_are_those_that_were_scored(
@@ -108,27 +158,33 @@ def test_prompted_features_are_those_that_were_scored(
     """With one pass an image and fixed text, logits are a product with the feature alone."""
     options = {"modalities": "image", "topk": 1, "lr": 0.5, "threshold": 0.5}
     folder, adapter = run(options=options)
-    evidence, predictions = load_evidence(folder), load_predictions(folder)
-    prompted = torch.from_numpy(
-        np.concatenate([batch.prompted for batch in evidence.batches])
-    )
-    plain = np.concatenate([batch.features for batch in evidence.batches])
-    assert np.abs(prompted.numpy() - plain).max() > 0.01
-    logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
-    best = logits.softmax(dim=-1).topk(5, dim=-1).values.numpy()
+    batches = load_evidence(folder).batches
+    prompted = np.concatenate([batch.prompted for batch in batches])
+    plain = np.concatenate([batch.features for batch in batches])
+    assert np.abs(prompted - plain).max() > 0.01
+
+    text = adapter.learner.start_text
+    logits = tiny_clip.scale * torch.from_numpy(prompted) @ text.T
+    best = logits.softmax(dim=-1).topk(5, dim=-1).values
     np.testing.assert_allclose(
-        best, predictions.probabilities, atol=TINY_SCALE * STORED
+        best.numpy(),
+        load_predictions(folder).probabilities,
+        atol=TINY_SCALE * STORED,
     )
 
 
 def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
-    evidence = load_evidence(run("domain_norm")[0])
+    folder, _ = run("domain_norm")
+    evidence = load_evidence(folder)
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
         assert line["images"] == 10
         assert len(batch.keys) == 10
         assert line["domain"] in range(4)
         assert 0 <= line["belief"] <= 1
         assert 0 <= line["changed"] <= 1
+
+
+def test_without_a_class_prior_there_is_no_belief_in_one(run: Any) -> None:
     folder, _ = run("domain_norm", {"prior": "uniform"})
     for line in load_evidence(folder).counts:
         assert line["belief"] == 0
@@ -136,48 +192,74 @@ def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
 
 
 def test_maps_begin_with_plain_attention_and_end_with_all_prompts(
-    run: Any, tiny_clip: CLIP, dataset: Any
+    run: Any, tiny_clip: CLIP, stream: Stream
 ) -> None:
     folder, _ = run(evidence=EvidenceLimits(maps=8))
-    images = {
-        key: image
-        for batch, _ in Stream(dataset, tiny_clip.preprocess, 10).batches()
-        for key, image in zip(batch.keys, batch.images, strict=True)
-    }
+    images: dict[str, torch.Tensor] = {}
+    for batch, _ in stream.batches():
+        images |= dict(zip(batch.keys, batch.images, strict=True))
     tower = tiny_clip.require_vit()
-    pairs = [
-        (batch, own) for batch in load_evidence(folder).batches for own in batch.maps
-    ]
-    assert len(pairs) == 8
-    for batch, entry in pairs:
-        for maps in entry.maps.values():
-            assert maps.shape == (len(entry.cliques) + 2, 18)
-            np.testing.assert_allclose(maps.sum(axis=1), 1, atol=FEATURE)
-        members = [batch.description["cliques"][id]["members"] for id in entry.cliques]
-        assert all(entry.index in clique for clique in members)
-        with torch.no_grad():
-            weights = tower.attention(images[batch.keys[entry.index]][None], [1])
-        wanted = class_attention([weights[1]])[0].numpy()
-        np.testing.assert_allclose(entry.maps["class"][0], wanted, atol=FEATURE)
-        assert (entry.maps["class"][-1, 0] >= entry.maps["class"][1:-1, 0] - 1e-7).all()
+
+    count = 0
+    for stored in load_evidence(folder).batches:
+        cliques = stored.description["cliques"]
+        for entry in stored.maps:
+            count += 1
+            for maps in entry.maps.values():
+                assert maps.shape == (len(entry.cliques) + 2, 18)
+                np.testing.assert_allclose(maps.sum(axis=1), 1, atol=FEATURE)
+            for clique in entry.cliques:
+                assert entry.index in cliques[clique]["members"]
+
+            # the first row is the attention of the tower without prompts
+            maps = entry.maps["class"]
+            image = images[stored.keys[entry.index]]
+            with torch.no_grad():
+                weights = tower.attention(image[None], [1])
+            plain = class_attention([weights[1]])[0].numpy()
+            np.testing.assert_allclose(maps[0], plain, atol=FEATURE)
+            # all prompts together get more of it than those of one clique
+            of_prompts = maps[:, 0]
+            assert (of_prompts[-1] >= of_prompts[1:-1] - 1e-7).all()
+    assert count == 8
 
 
-def test_size_is_bounded(run: Any) -> None:
+def test_images_maps_and_pixels_of_evidence_are_bounded(run: Any) -> None:
     folder, _ = run(evidence=EvidenceLimits(images=20, maps=2, pixels=16))
     evidence = load_evidence(folder)
-    assert [batch.number for batch in evidence.batches] == [1, 4]
-    assert sum(len(batch.maps) for batch in evidence.batches) == 2  # type: ignore[misc]
-    assert all(batch.pictures.shape == (10, 16, 16, 3) for batch in evidence.batches)
     assert len(evidence.counts) == 4
-    one, _ = run(evidence=EvidenceLimits(images=3), where="one")
-    (batch,) = load_evidence(one).batches
-    assert batch.number == 4 and len(batch.keys) == 3
-    none, _ = run(evidence=EvidenceLimits(images=0), where="none")
-    assert load_evidence(none).batches == () and len(load_evidence(none).counts) == 4
-    shrunk = small_pictures(
-        torch.zeros(2, 3, 64, 64), Preprocess(64, (0.4,) * 3, (0.25,) * 3), 24
+    assert [batch.number for batch in evidence.batches] == [1, 4]
+    maps = 0
+    for batch in evidence.batches:
+        assert batch.pictures.shape == (10, 16, 16, 3)
+        maps += len(batch.maps)
+    assert maps == 2
+
+
+def test_evidence_of_few_images_is_of_the_last_batch(run: Any) -> None:
+    folder, _ = run(evidence=EvidenceLimits(images=3))
+    (batch,) = load_evidence(folder).batches
+    assert batch.number == 4
+    assert len(batch.keys) == 3
+
+
+def test_evidence_of_no_image_still_counts_batches(run: Any) -> None:
+    folder, _ = run(evidence=EvidenceLimits(images=0))
+    evidence = load_evidence(folder)
+    assert evidence.batches == ()
+    assert len(evidence.counts) == 4
+
+
+def test_small_pictures_are_unnormalised() -> None:
+    preprocess = Preprocess(
+        64,
+        mean=(0.4, 0.4, 0.4),
+        std=(0.25, 0.25, 0.25),
     )
-    assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
+    # zeros are pixels of the mean
+    shrunk = small_pictures(torch.zeros(2, 3, 64, 64), preprocess, 24)
+    assert shrunk.shape == (2, 24, 24, 3)
+    assert (shrunk == 0.4 * 255).all()
 
 
 def test_evidence_of_another_format_is_refused(run: Any) -> None:

@@ -33,7 +33,9 @@ def test_better_predictions_have_better_scores() -> None:
 
 def test_a_score_that_separates_unknown_images_is_better() -> None:
     separated = scores(RIGHT)
-    confused = scores(torch.cat([RIGHT[:3] / 40, 10 * RIGHT[3:]]))
+    # unsure of known images, sure of the unknown one
+    logits = torch.cat([RIGHT[:3] / 40, 10 * RIGHT[3:]])
+    confused = scores(logits)
     for name in ("auroc", "fpr95"):
         assert (separated[name] < confused[name]) == METRICS[name].lower_is_better, name
 

@@ -17,7 +17,8 @@ def test_an_unknown_method_is_named(
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--methods", "tda,tdb"])
     error = capsys.readouterr().err
-    assert "no comparison of tdb" in error and "onzeta" in error
+    assert "no comparison of tdb" in error
+    assert "onzeta" in error
 
 
 def test_a_missing_tree_says_what_to_clone(
@@ -28,7 +29,8 @@ def test_a_missing_tree_says_what_to_clone(
     assert main([str(tmp_path), "--methods", "tda", "--out", str(page)]) == 1
     assert "git clone https://github.com/kdiAAA/TDA" in capsys.readouterr().err
     text = page.read_text(encoding="utf-8")
-    assert text.startswith("Before.\n") and text.endswith("Behind.\n")
+    assert text.startswith("Before.\n")
+    assert text.endswith("Behind.\n")
     assert "no work tree of kdiAAA/TDA" in text
 
 
@@ -38,9 +40,11 @@ def test_a_new_run_replaces_its_methods_alone() -> None:
         page, {"mta": ["| `mta` | a |", "| | b |"], "tda": ["| `tda` | c |"]}
     )
     second = write_table(first, {"mta": ["| `mta` | d |"]})
-    assert "| `mta` | d |" in second and "| | b |" not in second
+    assert "| `mta` | d |" in second
+    assert "| | b |" not in second
     assert "| `tda` | c |" in second
-    assert second.startswith("Prose.\n") and second.endswith("More.\n")
+    assert second.startswith("Prose.\n")
+    assert second.endswith("More.\n")
     assert second.index("`tda`") < second.index("`mta`")  # in the order of the program
 
 

@@ -28,25 +28,32 @@ def test_runs_are_listed_once_and_unfinished_ones_apart(
     made: Any, tmp_path: Path
 ) -> None:
     (run,) = made(BASE)
-    for path in (tmp_path, run.folder, run.folder / RECORD):
-        assert [r.record.id for r in find_runs([path, run.folder])[0]] == [
-            run.record.id
-        ]
-    text = (run.folder / RECORD).read_text().replace('"finished"', '"running"', 1)
-    (run.folder / RECORD).write_text(text)
+    record = run.folder / RECORD
+    for path in (tmp_path, run.folder, record):
+        (found,), _ = find_runs([path, run.folder])
+        assert found.record.id == run.record.id
+
+    text = record.read_text()
+    record.write_text(text.replace('"finished"', '"running"', 1))
     assert load_record(run.folder).status == "running"
     finished, unfinished = find_runs([tmp_path])
-    assert finished == [] and len(unfinished) == 1
+    assert finished == []
+    assert len(unfinished) == 1
 
 
 def test_records_without_a_hash_are_read(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / run().id
-    values = json.loads((folder / "record.json").read_text())
+    record = folder / RECORD
+    values = json.loads(record.read_text())
     del values["predictions"]
-    (folder / "record.json").write_text(json.dumps(values))
-    (folder / PREDICTIONS).write_bytes((folder / PREDICTIONS).read_bytes()[:-30])
+    record.write_text(json.dumps(values))
+
+    # of 50 predictions the last one is cut off
+    predictions = folder / PREDICTIONS
+    predictions.write_bytes(predictions.read_bytes()[:-30])
     assert len(load_predictions(folder)) == 49
-    assert find_runs([tmp_path])[0][0].record.predictions == {}
+    (found,), _ = find_runs([tmp_path])
+    assert found.record.predictions == {}
 
 
 def test_the_id_depends_on_every_setting(
@@ -63,24 +70,26 @@ def test_the_id_depends_on_every_setting(
     assert identity() == identity(workers=2) == identity(gamma=0.5)
     other = [identity(DriftConfig(rate=0.2)), identity(seed=1), identity(batch_size=3)]
     other += [identity(order="sequential"), identity(limit=10), identity()]
-    assert len(set(other)) == 6 and identity().startswith("made-up--Drift--0--")
+    assert len(set(other)) == 6
+    assert identity().startswith("made-up--Drift--0--")
 
 
 def test_packed_records_are_small_and_say_the_same(tmp_path: Path) -> None:
     records = make_records(tmp_path)
     path = tmp_path / "packed.json"
     path.write_text(pack_records(records), encoding="utf-8")
-    assert unpack_records(path) == [
-        replace(r, metrics={k: v for k, v in r.metrics.items() if k != "per_class"})
-        for r in records
-    ]
-    runs = [run for run in find_runs([tmp_path])[0] if run.folder is not None]
-    single, packed = compare(runs), compare(find_runs([path])[0])
+    for unpacked, record in zip(unpack_records(path), records, strict=True):
+        metrics = dict(record.metrics)
+        metrics.pop("per_class", None)
+        assert unpacked == replace(record, metrics=metrics)
+
+    # a table of packed records lacks only what needs predictions
+    found, _ = find_runs([tmp_path])
+    single = compare([run for run in found if run.folder is not None])
+    packed = compare(find_runs([path])[0])
     for key, cell in single.cells.items():
-        assert (packed.cells[key].mean, packed.cells[key].gain) == (
-            cell.mean,
-            cell.gain,
-        )
+        assert packed.cells[key].mean == cell.mean
+        assert packed.cells[key].gain == cell.gain
         assert packed.cells[key].test is None
     assert single.overall("tda").worst == (pytest.approx(-5.0), "toy@contrast:3")  # type: ignore[comparison-overlap]
     assert single.overall("tda").cost == pytest.approx(2.0)

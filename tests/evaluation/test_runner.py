@@ -60,15 +60,18 @@ def test_predictions_and_scores_come_from_the_logits(
 ) -> None:
     adapter = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig())
     record = evaluate(adapter, stream, out=tmp_path)
+    keys: list[str] = []
+    stated: list[int] = []
+    predicted = []
+    for batch, labels in stream:
+        keys += batch.keys
+        stated += labels.tolist()
+        predicted.append(adapter.predict(batch).probabilities)
+
     result = load_predictions(tmp_path / record.id)
-    expected = [(batch, labels, adapter.predict(batch)) for batch, labels in stream]
-    probabilities = torch.cat([p.probabilities for _, _, p in expected])
-    assert result.keys == tuple(key for batch, _, _ in expected for key in batch.keys)
-    assert (
-        result.labels.tolist()
-        == torch.cat([labels for _, labels, _ in expected]).tolist()
-    )
-    best = probabilities.topk(5)
+    assert list(result.keys) == keys
+    assert result.labels.tolist() == stated
+    best = torch.cat(predicted).topk(5)
     assert np.array_equal(result.classes, best.indices.numpy())
     assert np.array_equal(result.probabilities, best.values.numpy())
     assert record.metrics["top1"] == pytest.approx(100 * result.correct.mean())
@@ -120,16 +123,21 @@ def test_a_run_that_broke_off_continues_bit_equally(
         if step.number == stop:
             raise InterruptedError("at a batch")
 
-    complete, out = run(out=tmp_path / "complete"), tmp_path / "broken"
+    complete = run(out=tmp_path / "complete")
+    out = tmp_path / "broken"
     with pytest.raises(InterruptedError):
         run(out=out, on_step=interrupt, save_every=save_every)
     broken = load_record(out / complete.id)
-    assert (broken.status, broken.error) == ("failed", "InterruptedError: at a batch")
+    assert broken.status == "failed"
+    assert broken.error == "InterruptedError: at a batch"
+
     record = run(out=out, save_every=save_every)
     assert record.resumed == (stop >= save_every)
-    assert (record.metrics, record.images) == (complete.metrics, complete.images)
+    assert record.metrics == complete.metrics
+    assert record.images == complete.images
     name = f"{complete.id}/{PREDICTIONS}"
-    assert (out / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
+    expected = (tmp_path / "complete" / name).read_bytes()
+    assert (out / name).read_bytes() == expected
 
 
 def test_predictions_can_be_read_while_they_are_written(
@@ -139,17 +147,16 @@ def test_predictions_can_be_read_while_they_are_written(
 
     def look(step: Step) -> None:
         assert step.accuracy is not None  # whoever asks finds all of it on disk
-        folder = next(path for path in tmp_path.iterdir())
+        (folder,) = tmp_path.iterdir()
         lengths.append(len(load_predictions(folder)))
         assert load_record(folder).status == "running"
 
-    for again, times in (
-        (False, 1),
-        (False, 1),
-        (True, 2),
-    ):  # only then it is run again
-        run(on_step=look, again=again)
-        assert lengths == times * [8, 16, 24, 32, 40, 48, 50]
+    once = [8, 16, 24, 32, 40, 48, 50]
+    for _ in range(2):  # the second time it is not run
+        run(on_step=look)
+        assert lengths == once
+    run(on_step=look, again=True)
+    assert lengths == 2 * once
 
 
 def test_two_processes_cannot_share_a_run(run: Any, tmp_path: Path) -> None:
@@ -215,7 +222,9 @@ def test_the_rate_leaves_the_warm_up_out(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream
 ) -> None:
     assert len(stream) > WARM_UP
-    record = evaluate(SlowStart(tiny_clip, tiny_prompts, ZeroShotConfig()), stream)
-    with_warm_up = record.images / record.throughput["seconds"]
-    assert record.throughput["seconds"] > 0.1 * WARM_UP
+    adapter = SlowStart(tiny_clip, tiny_prompts, ZeroShotConfig())
+    record = evaluate(adapter, stream)
+    seconds = record.throughput["seconds"]
+    assert seconds > 0.1 * WARM_UP
+    with_warm_up = record.images / seconds
     assert record.throughput["images_per_second"] > 2 * with_warm_up

@@ -45,9 +45,12 @@ def test_rows_are_filled_up_and_cut_off_again(monkeypatch: pytest.MonkeyPatch) -
         return x.norm(dim=1), index + 1
 
     for rows in (1, 9, 33, 64, 65, 300):
-        x, index = torch.randn(rows, 3), torch.arange(rows)
-        actual = Replayed().by_rows(norms, x, index)
-        torch.testing.assert_close(actual, (x.norm(dim=1), index + 1), rtol=0, atol=0)
+        x = torch.randn(rows, 3)
+        index = torch.arange(rows)
+        lengths, following = Replayed().by_rows(norms, x, index)
+        torch.testing.assert_close(lengths, x.norm(dim=1), rtol=0, atol=0)
+        assert torch.equal(following, index + 1)
+    # 300 rows are two chunks of 128, and what is left
     assert seen == [(size, size) for size in (16, 16, 48, 64, 80, 128, 128, 48)]
 
 
@@ -60,24 +63,24 @@ def test_on_cuda_it_is_recorded_once_per_shape_and_takes_new_inputs() -> None:
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             value = leaf.pow(3).sum()
-        return value.detach(), torch.autograd.grad(value, leaf)[0]
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return value.detach(), gradient
 
-    replayed, generator = Replayed(shapes=1), torch.Generator().manual_seed(0)
+    replayed = Replayed(shapes=1)
+    generator = torch.Generator().manual_seed(0)
     for size in (5, 5, 5, 7):
         x = torch.randn(size, generator=generator).cuda()
         value, gradient = replayed(slope, x)
         torch.testing.assert_close(value, x.pow(3).sum())
         torch.testing.assert_close(gradient, 3 * x.square())
-    assert calls == [5] * 4 + [
-        7
-    ]  # three to warm up, one recorded; no room for a second shape
+    # three to warm up, one recorded; no room for a second shape
+    assert calls == [5, 5, 5, 5, 7]
 
 
+# Between CPU and GPU; caches multiply what they add to the logits by up to 100.
 OTHER = rounding(torch.float32, TOWER_TERMS, 100.0)
-"""Between CPU and GPU; caches multiply what they add to the logits by up to 100."""
-ENTRIES = [
-    e for e in method_entries() if issubclass(e.adapter, FixedText) and not e.fit
-]
+PLAIN_ENTRIES = [entry for entry in method_entries() if not entry.fit]
+ENTRIES = [entry for entry in PLAIN_ENTRIES if issubclass(entry.adapter, FixedText)]
 
 
 @needs_cuda
@@ -86,13 +89,14 @@ def test_methods_on_features_predict_alike_recorded_called_and_on_the_cpu(
     name: str,
 ) -> None:
     features, _, text = make_clusters(96)
-    models = (build_tiny_clip().cuda(), build_tiny_clip().cuda(), build_tiny_clip())
-    recorded, called, other = (on_features(name, text, model=model) for model in models)
+    recorded = on_features(name, text, model=build_tiny_clip().cuda())
+    called = on_features(name, text, model=build_tiny_clip().cuda())
+    on_cpu = on_features(name, text, model=build_tiny_clip())
     vars(called).get("_replayed", Replayed()).shapes = 0
     for part in features.split(32):
-        actual, plain, cpu = (
-            a.predict_features(part).logits for a in (recorded, called, other)
-        )
+        actual = recorded.predict_features(part).logits
+        plain = called.predict_features(part).logits
+        cpu = on_cpu.predict_features(part).logits
         torch.testing.assert_close(actual, plain, atol=LOGIT, rtol=LOGIT)
         torch.testing.assert_close(actual.cpu(), cpu, atol=OTHER, rtol=OTHER)
 
@@ -100,7 +104,8 @@ def test_methods_on_features_predict_alike_recorded_called_and_on_the_cpu(
 @needs_cuda
 def test_scap_predicts_alike_recorded_and_not() -> None:
     """Batches of two sizes, of which one is recorded, and more cliques than a class may keep."""
-    model, batches = build_model(0), make_batches(3, 6, 12)
+    model = build_model(0)
+    batches = make_batches(3, 6, 12)
     threshold = between_similarities(model, batches[0], 0.5)
     config = SCAPConfig(threshold=threshold, capacity=2)
     models = model.cuda(), model, build_model(0)

@@ -30,15 +30,18 @@ def test_the_bundled_model_says_once_what_it_is_for(
 
 def test_micro_is_bundled_and_works() -> None:
     model = create_model("micro")
-    assert model.id == "micro" and model.image_size == 32
+    assert model.id == "micro"
+    assert model.image_size == 32
     assert model.capabilities >= {"text", "visual-prefix"}
+
+    # every 20th bundled image
     bundled = load_bundled()
     pixels = model.preprocess.pixels(bundled.images[::20])
-    texts = model.encode_text(
-        [f"a photo of a {n}." for n in bundled.names], normalize=True
-    )
-    results = (model.encode_image(pixels, normalize=True) @ texts.T).argmax(dim=1)
-    assert (results == bundled.labels[::20]).float().mean() > 0.75
+    images = model.encode_image(pixels, normalize=True)
+    prompts = [f"a photo of a {name}." for name in bundled.names]
+    texts = model.encode_text(prompts, normalize=True)
+    best = (images @ texts.T).argmax(dim=1)
+    assert (best == bundled.labels[::20]).float().mean() > 0.75
 
 
 @pytest.mark.parametrize(
@@ -59,12 +62,11 @@ def test_unknown_names(name: str, nearest: str) -> None:
 def test_devices_and_dtypes(tiny_clip: CLIP, tmp_path: Path) -> None:
     save_model(tiny_clip, tmp_path / "m.safetensors")
     assert pick_device("cpu") == torch.device("cpu")
-    assert (
-        pick_dtype("bf16") is torch.bfloat16
-        and pick_dtype(torch.float16) is torch.float16
-    )
+    assert pick_dtype("bf16") is torch.bfloat16
+    assert pick_dtype(torch.float16) is torch.float16
     model = create_model(tmp_path / "m.safetensors", device="cpu", dtype="fp16")
-    assert model.dtype == torch.float16 and model.device.type == "cpu"
+    assert model.dtype == torch.float16
+    assert model.device.type == "cpu"
     assert model.logit_scale.dtype == torch.float32
     with pytest.raises(UnknownNameError, match="bf16"):
         create_model("micro", dtype="bf1")

@@ -34,22 +34,27 @@ PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
 def test_models_of_transformers_become_ours(
     build: Any, pixels: Tensor, words: Any
 ) -> None:
-    theirs, is_siglip = build(), build is tiny_siglip
+    theirs = build()
+    is_siglip = build is tiny_siglip
     ours = from_model(theirs, tokenizer=words if is_siglip else None)
-    assert not isinstance(ours, WrappedCLIP) and "visual-prefix" in ours.capabilities
-    assert (ours.config.sigmoid, ours.config.text.start_tokens) == (
-        is_siglip,
-        not is_siglip,
-    )
+    assert not isinstance(ours, WrappedCLIP)
+    assert "visual-prefix" in ours.capabilities
+    assert ours.config.sigmoid == is_siglip
+    assert ours.config.text.start_tokens == (not is_siglip)
     assert ours.preprocess.resize == ("squash" if is_siglip else "shorter")
+
     texts = PROMPTS.texts(PROMPTS.templates[0])
     ids = ours.tokenizer(texts)
     if is_siglip:
         ids = words(
-            texts, padding="max_length", max_length=64, return_tensors="pt"
+            texts,
+            padding="max_length",
+            max_length=64,
+            return_tensors="pt",
         ).input_ids
     wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
-    logits = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+    adapter = create_method("zero_shot", ours, PROMPTS)
+    logits = adapter.predict(Batch(pixels)).logits
     assert_features(logits, wanted, LOGIT)
 
 
@@ -57,21 +62,20 @@ def test_another_vocabulary_costs_no_capability() -> None:
     theirs = tiny_transformers()
     theirs.text_model.embeddings.token_embedding = nn.Embedding(60_000, 64)
     theirs.config.text_config.vocab_size = 60_000
-    assert (
-        from_model(theirs).capabilities == from_model(tiny_transformers()).capabilities
-    )
+    usual = from_model(tiny_transformers())
+    assert from_model(theirs).capabilities == usual.capabilities
 
 
 def test_weights_are_shared_and_theirs_stay_trainable() -> None:
     theirs = tiny_transformers().train()
     theirs.text_model.eval()
     ours = from_model(theirs)
-    assert (theirs.training, theirs.text_model.training, ours.training) == (
-        True,
-        False,
-        False,
-    )
-    tower, vision = ours.require_vit(), theirs.vision_model
+    assert theirs.training
+    assert not theirs.text_model.training
+    assert not ours.training
+
+    tower = ours.require_vit()
+    vision = theirs.vision_model
     for shared, own in (
         (tower.patch.weight, vision.embeddings.patch_embedding.weight),
         (tower.block(1).fc.weight, vision.encoder.layers[1].mlp.fc1.weight),
@@ -79,14 +83,16 @@ def test_weights_are_shared_and_theirs_stay_trainable() -> None:
         (ours.text.tokens.weight, theirs.text_model.embeddings.token_embedding.weight),
     ):
         assert shared.data_ptr() == own.data_ptr()
-        assert own.requires_grad and not shared.requires_grad
+        assert own.requires_grad
+        assert not shared.requires_grad
 
 
 @torch.no_grad()
 def test_half_precision_stays(pixels: Tensor) -> None:
     theirs = tiny_transformers().bfloat16()
     ours = from_model(theirs)
-    assert not ours.is_wrapped and ours.dtype == torch.bfloat16
+    assert not ours.is_wrapped
+    assert ours.dtype == torch.bfloat16
     assert ours.logit_scale.dtype == torch.float32
     wanted = theirs.get_image_features(
         pixel_values=pixels.bfloat16()
@@ -106,7 +112,8 @@ def test_openais_module_becomes_ours(pixels: Tensor) -> None:
 
     theirs = WithFunctions()
     ours = from_model(theirs)
-    assert not ours.is_wrapped and ours.config.vision.activation == "quick_gelu"
+    assert not ours.is_wrapped
+    assert ours.config.vision.activation == "quick_gelu"
     assert_features(ours.encode_image(pixels), theirs.visual(pixels))
     assert from_model(ours) is ours
 
@@ -137,6 +144,15 @@ def test_a_model_that_computes_something_else_is_wrapped(pixels: Tensor) -> None
         (tiny_transformers, {"preprocess": Preprocess(64)}),
         (tiny_siglip, {"tokenizer": Tokenizer(64)}),
         (tiny_siglip, {"tokenizer": lambda texts: [1]}),
+    ],
+    ids=[
+        "no image tower",
+        "no preprocessing",
+        "preprocessing of another kind",
+        "convolutions at another size",
+        "positions at another size",
+        "a tokenizer of another length",
+        "a tokenizer without rows",
     ],
 )
 def test_models_and_options_that_do_not_fit_are_refused(

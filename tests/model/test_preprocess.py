@@ -49,11 +49,13 @@ def transformers_pixels(image: Any, size: int) -> Any:
     ).pixel_values[0]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_bit_equal_to_transformers(shape: Any) -> None:
-    image = photo(*shape)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bit_equal_to_transformers(shape: tuple[int, int]) -> None:
+    height, width = shape
+    image = photo(height, width)
     pixels = Preprocess(32, crop_rounding="floor")(image)
-    assert pixels.shape == (3, 32, 32) and pixels.dtype == torch.float32
+    assert pixels.shape == (3, 32, 32)
+    assert pixels.dtype == torch.float32
     assert torch.equal(pixels, transformers_pixels(image, 32))
 
 
@@ -73,14 +75,18 @@ def test_half_a_pixel_of_crop_is_rounded_to_even_or_down() -> None:
 
 
 def test_ready_pictures_take_the_fast_path_to_the_same_bits() -> None:
-    images = [photo(32, 32, seed) for seed in range(5)]
     preprocess = Preprocess.openai(32)
+    images = [photo(32, 32, seed) for seed in range(5)]
+    one_by_one = torch.stack([preprocess(image) for image in images])
+    assert torch.equal(preprocess.batch(images), one_by_one)
+
     arrays = np.stack([np.asarray(image) for image in images])
-    slow = torch.stack([preprocess(image) for image in images])
-    assert torch.equal(preprocess.pixels(arrays), slow)
-    assert torch.equal(preprocess.pixels(torch.from_numpy(arrays)), slow)
-    assert torch.equal(preprocess.batch(images), slow)
-    assert preprocess.batch([]).shape == (0, 3, 32, 32)
+    assert torch.equal(preprocess.pixels(arrays), one_by_one)
+    assert torch.equal(preprocess.pixels(torch.from_numpy(arrays)), one_by_one)
+
+
+def test_no_pictures_are_an_empty_batch() -> None:
+    assert Preprocess.openai(32).batch([]).shape == (0, 3, 32, 32)
 
 
 def test_unnormalise_gives_every_level_back() -> None:
@@ -92,21 +98,31 @@ def test_unnormalise_gives_every_level_back() -> None:
     assert preprocess.unnormalise(torch.full((3, 4, 4), 99.0)).shape == (4, 4, 3)
 
 
-@pytest.mark.parametrize("shape", [(2, 90), (90, 2), (1, 77), (77, 1), (3, 301)])
+@pytest.mark.parametrize(
+    "shape", [(2, 90), (90, 2), (1, 77), (77, 1), (3, 301)], ids=str
+)
 def test_very_long_pictures_come_out_like_any_other(shape: tuple[int, ...]) -> None:
+    # waves of another length in every channel
     rows, columns = np.indices(shape)
-    waves = [128 + 100 * np.sin((rows + columns) / period) for period in (3, 5, 9)]
+    place = rows + columns
+    waves = [128 + 100 * np.sin(place / period) for period in (3, 5, 9)]
     image = Image.fromarray(np.stack(waves, axis=-1).astype(np.uint8))
-    ours = Preprocess(8, crop_rounding="floor")
-    theirs = ours.unnormalise(transformers_pixels(image, 8))
-    difference = ours.unnormalise(ours(image)).int() - theirs.int()
-    assert difference.abs().max() <= 1
-    assert ours.picture(photo(1, 30_000)).size == (8, 8)
+
+    preprocess = Preprocess(8, crop_rounding="floor")
+    ours = preprocess.unnormalise(preprocess(image))
+    theirs = preprocess.unnormalise(transformers_pixels(image, 8))
+    assert (ours.int() - theirs.int()).abs().max() <= 1
+
+
+def test_the_longest_pictures_take_little_memory() -> None:
+    preprocess = Preprocess(8, crop_rounding="floor")
+    assert preprocess.picture(photo(1, 30_000)).size == (8, 8)
 
 
 def test_squash_shows_all_of_the_picture() -> None:
     image = photo(20, 60)
-    squashed = Preprocess(16, resize="squash", interpolation="bilinear").picture(image)
+    preprocess = Preprocess(16, resize="squash", interpolation="bilinear")
+    squashed = preprocess.picture(image)
     expected = image.resize((16, 16), Image.Resampling.BILINEAR)
     assert np.array_equal(np.asarray(squashed), np.asarray(expected))
 
@@ -119,22 +135,35 @@ def test_other_modes_are_made_rgb_before_resizing() -> None:
 
 def test_value_survives_json_and_tells_itself_apart() -> None:
     value = Preprocess(
-        48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), crop_rounding="floor"
+        48,
+        mean=(0.5, 0.4, 0.3),
+        std=(0.2, 0.2, 0.1),
+        crop_rounding="floor",
     )
-    twin = Preprocess.from_dict(json.loads(json.dumps(value.to_dict())))
-    assert twin == value and twin.fingerprint == value.fingerprint
-    others = Preprocess.openai(48), Preprocess(48, crop_rounding="floor")
-    assert len({one.fingerprint for one in (value, *others)}) == 3
+    text = json.dumps(value.to_dict())
+    twin = Preprocess.from_dict(json.loads(text))
+    assert twin == value
+    assert twin.fingerprint == value.fingerprint
+
+    openai = Preprocess.openai(48)
+    floor = Preprocess(48, crop_rounding="floor")
+    fingerprints = {one.fingerprint for one in (value, openai, floor)}
+    assert len(fingerprints) == 3
 
 
-def test_pixels_of_another_shape_are_refused() -> None:
-    wrong: list[Any] = [np.zeros((2, 8, 8, 3), np.float32)]
-    wrong += [np.zeros(shape, np.uint8) for shape in ((2, 3, 8, 8), (8, 8, 3))]
-    for pixels in wrong:
-        with pytest.raises(ValueError, match="uint8"):
-            Preprocess(8).pixels(pixels)
-    with pytest.raises(ValueError, match="9 x 8"):
-        Preprocess(8).pixels(np.zeros((2, 9, 8, 3), np.uint8))
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (np.zeros((2, 8, 8, 3), np.float32), "uint8"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "uint8"),
+        (np.zeros((8, 8, 3), np.uint8), "uint8"),
+        (np.zeros((2, 9, 8, 3), np.uint8), "9 x 8"),
+    ],
+    ids=["floats", "channels first", "one picture", "another size"],
+)
+def test_pixels_of_another_shape_are_refused(pixels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Preprocess(8).pixels(pixels)
 
 
 def test_bad_values_are_refused() -> None:

@@ -50,43 +50,48 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return create_model(f"hf:{folder}"), theirs
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("position", ["after-class", "end"])
 def test_prompt_tokens_stand_beside_the_patches(
     pair: Any, pixels: Tensor, position: Any
 ) -> None:
     ours, theirs = pair
+    vision = theirs.vision_model
     prompt = torch.randn(2, 64, generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        actual = ours.encode_image(pixels, tokens=TokenPrompts([prompt], position))
-        patches, tokens = (
-            theirs.vision_model.embeddings(pixels),
-            prompt.expand(3, -1, -1),
-        )
-        both = [tokens, patches] if position == "after-class" else [patches, tokens]
-        states = theirs.vision_model.encoder(torch.cat(both, dim=1)).last_hidden_state
-        plain = ours.encode_image(pixels)
-        close(
-            actual, theirs.vision_model.head(theirs.vision_model.post_layernorm(states))
-        )
+    actual = ours.encode_image(pixels, tokens=TokenPrompts([prompt], position))
+
+    patches = vision.embeddings(pixels)
+    tokens = prompt.expand(3, -1, -1)
+    both = [tokens, patches] if position == "after-class" else [patches, tokens]
+    states = vision.encoder(torch.cat(both, dim=1)).last_hidden_state
+    expected = vision.head(vision.post_layernorm(states))
+    close(actual, expected)
+
+    plain = ours.encode_image(pixels)
     assert (actual - plain).abs().max() > 1e-3
 
 
 def test_gradients_of_text_context(pair: Any) -> None:
     ours, theirs = (copy.deepcopy(model).double() for model in pair)
     context = ours.context("a photo of a")
-    a, b = context.clone().requires_grad_(), context.clone().requires_grad_()
-    actual = ours.encode_text(["a photo of a frog"], context=a)
+    our_context = context.clone().requires_grad_()
+    actual = ours.encode_text(["a photo of a frog"], context=our_context)
+
+    # theirs, in whose tokens the context replaces the first four
+    text = theirs.text_model
+    their_context = context.clone().requires_grad_()
     ids = ours.tokenizer(["a photo of a frog"])
-    embedded = theirs.text_model.embeddings.token_embedding(ids)
-    embedded = torch.cat([b[None], embedded[:, 4:]], dim=1)
-    states = embedded + theirs.text_model.embeddings.position_embedding.weight
-    states = theirs.text_model.encoder(states).last_hidden_state
-    wanted = theirs.text_model.head(theirs.text_model.final_layer_norm(states)[:, -1])
-    close(actual, wanted)
+    embedded = text.embeddings.token_embedding(ids)
+    embedded = torch.cat([their_context[None], embedded[:, 4:]], dim=1)
+    states = embedded + text.embeddings.position_embedding.weight
+    states = text.encoder(states).last_hidden_state
+    expected = text.head(text.final_layer_norm(states)[:, -1])
+    close(actual, expected)
+
     weights = torch.randn(actual.shape, generator=torch.Generator().manual_seed(4))
-    pairs = (actual, a), (wanted, b)
-    gradients = [torch.autograd.grad((x * weights).sum(), y)[0] for x, y in pairs]
-    torch.testing.assert_close(*gradients, atol=FEATURE, rtol=FEATURE)
+    (our_gradient,) = torch.autograd.grad((actual * weights).sum(), our_context)
+    (their_gradient,) = torch.autograd.grad((expected * weights).sum(), their_context)
+    torch.testing.assert_close(our_gradient, their_gradient, atol=FEATURE, rtol=FEATURE)
 
 
 METHODS = "scap domain_norm tent tpt ctpt dart batclip clipartt watt tda dmn mta transclip zero"
@@ -97,10 +102,12 @@ def test_methods_run(pair: Any, method: str) -> None:
     model, _ = pair
     prompts = ClassPrompts(NAMES, ("a photo of a {}", "a sketch of a {}"))
     adapter = create_method(method, model, prompts)
-    draw = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(5)
     for _ in range(2):
-        logits = adapter.predict(torch.randn(4, 3, 32, 32, generator=draw)).logits
-        assert logits.shape == (4, 5) and logits.isfinite().all()
+        batch = torch.randn(4, 3, 32, 32, generator=generator)
+        logits = adapter.predict(batch).logits
+        assert logits.shape == (4, 5)
+        assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -134,18 +141,29 @@ def test_few_shot_methods_learn(
 
 @torch.no_grad()
 def test_attention_maps(pair: Any, pixels: Tensor) -> None:
-    assert pair[0].capabilities == CAPABILITIES.keys()
-    tower = pair[0].require_vit()
+    model, _ = pair
+    tower = model.require_vit()
+    # a row with no prompt, and one with both
     prompts = torch.randn(2, 1, 2, 2, 64, generator=torch.Generator().manual_seed(6))
     chosen = torch.tensor([[False, False], [True, True]])
     maps = prompted_maps(tower, pixels[0], prompts, (1,), chosen)
     for actual in maps.values():
         assert actual.shape == (2, 2 + 16)
         torch.testing.assert_close(actual.sum(dim=1), torch.ones(2))
-        assert (actual[:, 1] == 0).all()  # no class token
-    assert maps["rollout"][0, 0] == 0 and maps["rollout"][1, 0] > 0
-    head = tower.attention(pixels[:1], [3])[3].mean(dim=1)[0, 0]
+        of_class_token = actual[:, 1]
+        assert (of_class_token == 0).all()  # there is none
+    assert maps["rollout"][0, 0] == 0
+    assert maps["rollout"][1, 0] > 0
+
+    # the pooling head stands behind the three blocks
+    attention = tower.attention(pixels[:1], [3])
+    head = attention[3].mean(dim=1)[0, 0]
     torch.testing.assert_close(maps["class"][0, 2:], head)
+
+
+def test_siglip_can_do_everything(pair: Any) -> None:
+    model, _ = pair
+    assert model.capabilities == CAPABILITIES.keys()
 
 
 @torch.no_grad()
@@ -156,16 +174,23 @@ def test_positions_interpolate_without_a_class_token(pair: Any, tmp_path: Path) 
     assert large.encode_image(torch.zeros(1, 3, 64, 64)).shape == (1, 64)
 
 
-@pytest.mark.parametrize("resample", [2, 3])
+@pytest.mark.parametrize("resample", [2, 3], ids=["bilinear", "bicubic"])
 def test_preprocessing_of_a_folder(tmp_path: Path, resample: int) -> None:
     save_siglip(tiny_siglip(), tmp_path)
-    size = {"height": 32, "width": 32}
-    processor = transformers.SiglipImageProcessorPil(size=size, resample=resample)
+    processor = transformers.SiglipImageProcessorPil(
+        size={"height": 32, "width": 32},
+        resample=resample,
+    )
     processor.save_pretrained(tmp_path)
     assert create_model(tmp_path).preprocess == preprocess_from(processor)
-    (tmp_path / "preprocessor_config.json").unlink()
+
+
+def test_a_folder_without_preprocessing_has_siglips(tmp_path: Path) -> None:
+    save_siglip(tiny_siglip(), tmp_path)
     plain = create_model(tmp_path).preprocess
-    assert (plain.mean, plain.std, plain.resize) == ((0.5,) * 3, (0.5,) * 3, "squash")
+    assert plain.mean == (0.5, 0.5, 0.5)
+    assert plain.std == (0.5, 0.5, 0.5)
+    assert plain.resize == "squash"
 
 
 def test_a_folder_without_its_tokenizer(tmp_path: Path, pixels: Tensor) -> None:
@@ -252,6 +277,7 @@ def test_our_own_file_keeps_weights_and_lacks_the_tokenizer(
     ours, _ = pair
     save_model(ours, tmp_path / "m.safetensors")
     again = create_model(tmp_path / "m.safetensors")
-    assert again.fingerprint == ours.fingerprint and again.bias == ours.bias
+    assert again.fingerprint == ours.fingerprint
+    assert again.bias == ours.bias
     with pytest.raises(UserError, match="vocabulary"):
         again.encode_text(["a cat"])

@@ -17,17 +17,26 @@ from tests._helpers.literal_towers import (
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
 @pytest.mark.parametrize(
-    "shape", [(1, 3), (2, 3), (1, 3, 2)]
-)  # one layer, two, one per image
+    "shapes",
+    [[(3, 32)], [(3, 32), (3, 32)], [(3, 2, 32)]],
+    ids=["one layer", "two layers", "one per image"],
+)
 def test_token_prompts(
-    clip: CLIP, tiny_images: Tensor, position: Any, shape: tuple[int, ...]
+    clip: CLIP, tiny_images: Tensor, position: Any, shapes: list[tuple[int, ...]]
 ) -> None:
-    layers = [draw(*shape[1:], 32, seed=i).requires_grad_() for i in range(shape[0])]
+    layers = [
+        draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)
+    ]
     ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts(layers, position))
 
-    def own(image: int) -> list[Tensor]:
+    def of_image(image: int) -> list[Tensor]:
         return [layer if layer.ndim == 2 else layer[image] for layer in layers]
 
-    how = {"tokens": own, "position": position}
-    literal = all_features(image_features, clip, tiny_images[:3], **how)
+    literal = all_features(
+        image_features,
+        clip,
+        tiny_images[:3],
+        tokens=of_image,
+        position=position,
+    )
     assert_same_gradients(ours, literal, layers)

@@ -50,13 +50,19 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
     pixels = torch.randn(4, 3, 32, 32, generator=generator).double()
     start = {b: torch.rand(1, 2, 2, 32, generator=generator).double() for b in blocks}
     hidden = tower.run(tower.embed(pixels), 0, blocks[0])
-    tape = VisualTape(tower, hidden, {b: Prefix(p) for b, p in start.items()})
+    shared = {block: Prefix(prompts) for block, prompts in start.items()}
+    tape = VisualTape(tower, hidden, shared)
 
-    leaves = {
-        b: p.expand(4, -1, -1, -1).clone().requires_grad_() for b, p in start.items()
-    }
-    features = tower(pixels, prefix={b: Prefix(p) for b, p in leaves.items()})
+    # for autograd every image has prompts of its own
+    leaves = {}
+    for block, prompts in start.items():
+        leaves[block] = prompts.expand(4, -1, -1, -1).clone().requires_grad_()
+    features = tower(
+        pixels,
+        prefix={block: Prefix(leaf) for block, leaf in leaves.items()},
+    )
     torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=DOUBLE)
+
     rows = torch.tensor([0, 3, 3, 1, 2, 0])
     cotangents = torch.randn(6, clip.embed_dim, generator=generator).double() * 1e-3
     actual = tape.vjp(cotangents, rows)
@@ -70,20 +76,20 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
 def test_text_gradients_equal_autograd(clip: CLIP) -> None:
     generator = torch.Generator().manual_seed(1)
     tower = clip.require_text()
-    ids = clip.tokenizer(
-        ["a photo of a cat.", "a photo of a big dog.", "a photo of a car"]
-    )
+    texts = ["a photo of a cat.", "a photo of a big dog.", "a photo of a car"]
+    ids = clip.tokenizer(texts)
     ends = tower.ends(ids)
+    cut = int(ends.max()) + 1
     start = clip.context("a photo of a")
     positions = torch.arange(1, len(start) + 1).expand(3, -1)
-    cut = int(ends.max()) + 1
-    tape = TextTape(
-        tower, with_context(tower.tokens(ids[:, :cut]), start, positions), ends
-    )
+    embedded = with_context(tower.tokens(ids[:, :cut]), start, positions)
+    tape = TextTape(tower, embedded, ends)
 
+    # for autograd every class has a context of its own
     leaf = start.expand(3, -1, -1).clone().requires_grad_()
     features = tower(ids, context=leaf)
     torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=DOUBLE)
+
     rows = torch.tensor([2, 0, 1, 1])
     cotangents = torch.randn(4, clip.embed_dim, generator=generator).double()
     actual = tape.vjp(cotangents, rows, positions[rows])
@@ -96,16 +102,19 @@ def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
     tower = clip.to(torch.float16).require_vit()
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     hidden = tower.run(tower.embed(pixels), 0, 1)
-    tape = VisualTape(tower, hidden, {1: Prefix(torch.full((1, 1, 2, 32), 0.5))})
-    cotangents = torch.randn(
-        2, clip.embed_dim, generator=torch.Generator().manual_seed(1)
-    )
+    prefix = Prefix(torch.full((1, 1, 2, 32), 0.5))
+    tape = VisualTape(tower, hidden, {1: prefix})
+
+    generator = torch.Generator().manual_seed(1)
+    cotangents = torch.randn(2, clip.embed_dim, generator=generator)
     rows = torch.arange(2)
-    big, small = tape.vjp(cotangents, rows)[1], tape.vjp(cotangents * 1e-9, rows)[1]
-    torch.testing.assert_close(small * 1e9, big, rtol=SUM, atol=SUM)
-    assert big.dtype == torch.float32
+    of_usual = tape.vjp(cotangents, rows)[1]
+    of_tiny = tape.vjp(cotangents * 1e-9, rows)[1]
+    torch.testing.assert_close(of_tiny * 1e9, of_usual, rtol=SUM, atol=SUM)
+    assert of_usual.dtype == torch.float32
 
 
 def test_chunks_cover_everything_once() -> None:
     covered = [i for part in chunks(10, 4) for i in range(part.start, part.stop)]
-    assert covered == list(range(10)) and chunks(0, 4) == []
+    assert covered == list(range(10))
+    assert chunks(0, 4) == []

@@ -20,80 +20,107 @@ from cliquetta.types import Batch
 from tests._helpers.convolutions import Convolutions
 from tests._helpers.tolerance import FEATURE, LOGIT
 
-pytest.importorskip(
-    "transformers", minversion="5"
-)  # older tokenizers have a fixed side to pad
+# older tokenizers have a fixed side to pad
+pytest.importorskip("transformers", minversion="5")
 
 PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
 
 
-def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
-    theirs = Convolutions().eval()
-    ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words, id="conv")
-    assert ours.is_wrapped and ours.capabilities == {"text", "norm"}
-    assert (ours.embed_dim, ours.id, ours.bias) == (12, "conv", 0)
+def test_a_wrapped_model_has_what_it_has(words: Any) -> None:
+    ours = from_model(
+        Convolutions().eval(),
+        preprocess=Preprocess(32),
+        tokenizer=words,
+        id="conv",
+    )
+    assert ours.is_wrapped
+    assert ours.capabilities == {"text", "norm"}
+    assert ours.embed_dim == 12
+    assert ours.id == "conv"
+    assert ours.bias == 0
     assert ours.scale == pytest.approx(10)
-    logits = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+
+
+@pytest.fixture
+def wrapped(words: Any) -> Any:
+    """A model that we wrap, and it in its wrapper."""
+    theirs = Convolutions().eval()
+    return theirs, from_model(theirs, preprocess=Preprocess(32), tokenizer=words)
+
+
+def test_logits_of_a_wrapped_model_are_its_own(wrapped: Any, pixels: Tensor) -> None:
+    theirs, ours = wrapped
+    adapter = create_method("zero_shot", ours, PROMPTS)
     ids = ours.tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
-    images, texts = map(
-        F.normalize, (theirs.encode_image(pixels), theirs.encode_text(ids))
-    )
-    torch.testing.assert_close(
-        logits, (10 * images @ texts.T).detach(), atol=LOGIT, rtol=FEATURE
-    )
-    for method in ("tda", "mta", "transclip"):
-        adapter = create_method(method, ours, PROMPTS)
-        images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]  # type: ignore[assignment]
-        assert adapter.predict(images).logits.isfinite().all()
-    with pytest.raises(MissingCapabilityError):
-        create_method("domain_norm", ours, PROMPTS)
-    with pytest.raises(MissingCapabilityError):
-        create_method("tpt", ours, PROMPTS)
+    images = F.normalize(theirs.encode_image(pixels))
+    texts = F.normalize(theirs.encode_text(ids))
+    expected = (10 * images @ texts.T).detach()
+    logits = adapter.predict(Batch(pixels)).logits
+    torch.testing.assert_close(logits, expected, atol=LOGIT, rtol=FEATURE)
+
+
+@pytest.mark.parametrize("method", ["tda", "mta", "transclip"])
+def test_methods_predict_by_a_wrapped_model(wrapped: Any, method: str) -> None:
+    _, ours = wrapped
+    adapter: Any = create_method(method, ours, PROMPTS)
+    # four pictures of one colour each
+    shades = [np.full((32, 32, 3), 40 * i, np.uint8) for i in range(4)]
+    logits = adapter.predict(shades).logits
+    assert logits.isfinite().all()
+
+
+def test_what_a_wrapped_model_cannot_do_is_refused(wrapped: Any) -> None:
+    _, ours = wrapped
+    for method in ("domain_norm", "tpt"):
+        with pytest.raises(MissingCapabilityError):
+            create_method(method, ours, PROMPTS)
     with pytest.raises(UserError, match="wrapped"):
         save_model(ours, "nowhere.safetensors")
 
 
 def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(
-    pixels: Tensor, words: Any
+    wrapped: Any, pixels: Tensor
 ) -> None:
-    theirs = Convolutions().eval()
+    theirs, ours = wrapped
     before = copy.deepcopy(theirs.state_dict())
-    ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words)
     adapter: Any = create_method("tent", ours, PROMPTS)
     assert adapter.tower.start.numel() == 2 * 16
-    first, second = (adapter.predict(Batch(pixels)).logits for _ in range(2))
+    first = adapter.predict(Batch(pixels)).logits
+    second = adapter.predict(Batch(pixels)).logits
+    assert (first - second).abs().max() > 1e-5
+    torch.testing.assert_close(theirs.state_dict(), before, rtol=0, atol=0)
+
     # One step of Adam by hand on a copy of the module gives what the second batch sees.
     copied = Convolutions()
     copied.load_state_dict(before)
-    values: list[Any] = [copied.norm.weight, copied.norm.bias]
-    texts = F.normalize(ours.encode_text(PROMPTS.texts(PROMPTS.templates[0])))
+    texts = ours.encode_text(PROMPTS.texts(PROMPTS.templates[0])).detach()
+    directions = F.normalize(texts)
 
     def logits() -> Any:
-        return 10 * F.normalize(copied.encode_image(pixels)) @ texts.detach().T
+        return 10 * F.normalize(copied.encode_image(pixels)) @ directions.T
 
     torch.testing.assert_close(first, logits().detach(), atol=FEATURE, rtol=FEATURE)
     p = logits().softmax(dim=1)
-    loss = -(p * p.log()).sum(dim=1).mean()
-    gradients = torch.autograd.grad(loss, values)
+    entropy = -(p * p.log()).sum(dim=1).mean()
+    values: list[Any] = [copied.norm.weight, copied.norm.bias]
+    gradients = torch.autograd.grad(entropy, values)
     with torch.no_grad():
         for value, gradient in zip(values, gradients, strict=True):
             value -= 1e-3 * gradient / (gradient.abs() + 1e-8)
     torch.testing.assert_close(second, logits().detach(), atol=LOGIT, rtol=LOGIT)
-    assert (first - second).abs().max() > 1e-5
-    torch.testing.assert_close(theirs.state_dict(), before, rtol=0, atol=0)
 
 
 def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
     theirs = Convolutions(norm=False)
     with pytest.warns(UserWarning, match="training"):
         ours = from_model(theirs, preprocess=Preprocess(32))
-    assert not theirs.training and ours.capabilities == frozenset()
+    assert not theirs.training
+    assert ours.capabilities == frozenset()
     with pytest.raises(MissingCapabilityError, match="tokenizer"):
         create_method("zero_shot", ours, PROMPTS)
     fixed = ClassPrompts(("x", "y"), features=torch.randn(2, 12))
-    assert create_method("zero_shot", ours, fixed).predict(
-        Batch(pixels)
-    ).logits.shape == (3, 2)
+    adapter = create_method("zero_shot", ours, fixed)
+    assert adapter.predict(Batch(pixels)).logits.shape == (3, 2)
 
 
 def test_a_model_of_features_is_named_by_its_width_or_as_asked() -> None:

@@ -94,11 +94,12 @@ def server() -> Iterator[Any]:
 def test_a_download_is_resumed_checked_and_cached(server: Any, tmp_path: Path) -> None:
     data = bytes(range(256)) * 4096
     server.files["/m.pt"] = data
-    url, sha256 = f"{server.address}/m.pt", hashlib.sha256(data).hexdigest()
+    url = f"{server.address}/m.pt"
+    sha256 = hashlib.sha256(data).hexdigest()
     seen = []
-    fetcher = Fetcher(
-        tmp_path, on_progress=lambda done, total: seen.append((done, total))
-    )
+    fetcher = Fetcher(tmp_path, on_progress=lambda *now: seen.append(now))
+
+    # the server hangs up after 300,000 bytes, then it does not
     server.limit = 300_000
     with pytest.raises(DownloadError, match="goes on"):
         fetcher.file(url, sha256)
@@ -106,9 +107,12 @@ def test_a_download_is_resumed_checked_and_cached(server: Any, tmp_path: Path) -
     path = fetcher.file(url, sha256)
     assert path.read_bytes() == data
     assert server.requests == [("/m.pt", None), ("/m.pt", "bytes=300000-")]
-    assert seen[-1] == (len(data), len(data)) and seen[0][0] == 300_000
+    assert seen[0][0] == 300_000
+    assert seen[-1] == (len(data), len(data))
+
+    # from the cache
     assert fetcher.file(url, sha256) == path
-    assert len(server.requests) == 2  # from the cache
+    assert len(server.requests) == 2
     assert Fetcher(tmp_path, offline=True).file(f"{NOWHERE}/m.pt", sha256) == path
 
 
@@ -118,9 +122,12 @@ def test_of_two_that_want_one_checkpoint_one_downloads_and_the_other_waits(
     """The second begins while the first is in the middle of the file."""
     data = bytes(range(256)) * 8192  # two blocks of a mebibyte
     server.files["/m.pt"] = data
-    url, sha256 = f"{server.address}/m.pt", hashlib.sha256(data).hexdigest()
+    url = f"{server.address}/m.pt"
+    sha256 = hashlib.sha256(data).hexdigest()
     late = threading.Thread(
-        target=Fetcher(tmp_path).file, args=(url, sha256), daemon=True
+        target=Fetcher(tmp_path).file,
+        args=(url, sha256),
+        daemon=True,
     )
 
     def begin_the_other(done: int, total: int | None) -> None:
@@ -138,9 +145,13 @@ def test_of_two_that_want_one_checkpoint_one_downloads_and_the_other_waits(
 
 def test_a_damaged_download_is_not_cached(server: Any, tmp_path: Path) -> None:
     server.files["/m.pt"] = b"other"
+    url = f"{server.address}/m.pt"
     with pytest.raises(DownloadError, match="SHA-256"):
-        Fetcher(tmp_path).file(f"{server.address}/m.pt", "0" * 64)
-    assert not list(tmp_path.rglob("*.pt*.part")) and not list(tmp_path.rglob("m.pt"))
+        Fetcher(tmp_path).file(url, "0" * 64)
+
+    # neither the file nor a part of it is kept
+    assert not list(tmp_path.rglob("m.pt"))
+    assert not list(tmp_path.rglob("*.pt*.part"))
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +184,8 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DownloadError) as error:
             create_model(name, cache_dir=tmp_path)
         assert all(word in str(error.value) for word in mentioned)
-        assert "\n" not in str(error.value) and error.value.__cause__ is None
+        assert "\n" not in str(error.value)
+        assert error.value.__cause__ is None
         assert error.value.__context__ is None or error.value.__suppress_context__
     assert time.monotonic() - start < 5
 
@@ -229,7 +241,8 @@ def test_hub_repositories(hub_server: Any, tmp_path: Path) -> None:
         model = create_model(name, cache_dir=cache)
         assert model.id == name
         local = create_model(tmp_path / name.partition("/")[2])
-        assert (model.fingerprint, model.config) == (local.fingerprint, local.config)
+        assert model.fingerprint == local.fingerprint
+        assert model.config == local.config
         offline = create_model(name, cache_dir=cache, offline=True)
         assert offline.fingerprint == model.fingerprint
     with pytest.raises(CheckpointError, match="hf-hub:owner/open"):
@@ -238,17 +251,15 @@ def test_hub_repositories(hub_server: Any, tmp_path: Path) -> None:
 
 def test_hub_repositories_of_siglip(hub_server: Any, tmp_path: Path) -> None:
     """Tokenizer files come from the repository, or from the one that its config names."""
-    pytest.importorskip(
-        "transformers", minversion="5"
-    )  # older ones have another SiglipConfig
+    # older ones have another SiglipConfig
+    pytest.importorskip("transformers", minversion="5")
     theirs = tiny_siglip()
     (tmp_path / "words").mkdir()
     word_tokenizer(tmp_path / "words" / "tokenizer.json")
     folder = save_open_clip_siglip(theirs, tmp_path / "open", "owner/words")
     hub_server.files = files_of("owner/siglip", save_siglip(theirs, tmp_path / "hf"))
-    hub_server.files |= files_of("owner/open", folder) | files_of(
-        "owner/words", tmp_path / "words"
-    )
+    hub_server.files |= files_of("owner/open", folder)
+    hub_server.files |= files_of("owner/words", tmp_path / "words")
     cache = tmp_path / "cache"
     first = create_model("hf:owner/siglip", cache_dir=cache)
     second = create_model("hf-hub:owner/open", cache_dir=cache)
@@ -278,21 +289,21 @@ def test_a_missing_extra_is_named_before_weights_are_downloaded(
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Files of each source of ``ViT-B/16``, by address, and the model that is in them."""
     folder = tmp_path_factory.mktemp("sources")
-    timm, hub = folder / "timm", folder / "hub"
+    timm = folder / "timm"
     save_open_clip(bare_state(OpenAIModule(seed=1)), timm, quick_gelu=True)
+    of_timm = files_of("timm/vit_base_patch16_clip_224.openai", timm)
+
+    hub = folder / "hub"
     tiny_transformers().save_pretrained(hub)
-    torch.save(OpenAIModule(seed=3).state_dict(), folder / "ViT-B-16.pt")
-    repos = {
-        timm: "timm/vit_base_patch16_clip_224.openai",
-        hub: "openai/clip-vit-base-patch16",
-    }
+    of_hub = files_of("openai/clip-vit-base-patch16", hub)
+
     original = folder / "ViT-B-16.pt"
+    torch.save(OpenAIModule(seed=3).state_dict(), original)
+    of_openai = {"/ViT-B-16.pt": original.read_bytes()}
     return [
-        *(
-            (files_of(repo, folder), create_model(folder))
-            for folder, repo in repos.items()
-        ),
-        ({"/ViT-B-16.pt": original.read_bytes()}, create_model(original)),
+        (of_timm, create_model(timm)),
+        (of_hub, create_model(hub)),
+        (of_openai, create_model(original)),
     ]
 
 
@@ -301,10 +312,12 @@ def openai_server(
     hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Any:
     """Hub and OpenAI's address on the local server; ``ViT-B/16`` is small, and not there yet."""
-    small = replace(releases.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
+    usual = releases.ARCHITECTURES["ViT-B-16"]
+    small = replace(usual, width=128, patch_size=8)
     monkeypatch.setitem(releases.ARCHITECTURES, "ViT-B-16", small)
     (data,) = sources[2][0].values()
-    location = (f"{hub_server.address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
+    sha256 = hashlib.sha256(data).hexdigest()
+    location = (f"{hub_server.address}/ViT-B-16.pt", sha256)
     monkeypatch.setattr(releases, "address", lambda name: location)
     return hub_server
 
@@ -315,13 +328,17 @@ def test_the_first_source(
 ) -> None:
     for files, _ in sources[gone:]:
         openai_server.files |= files
-    model = create_model("ViT-B/16", cache_dir=tmp_path / "cache")
-    wanted = sources[gone][1]
+    _, wanted = sources[gone]
+    cache = tmp_path / "cache"
+    model = create_model("ViT-B/16", cache_dir=cache)
     assert model.id == "openai:ViT-B/16"
-    assert model.fingerprint == wanted.fingerprint and model.config == wanted.config
+    assert model.fingerprint == wanted.fingerprint
+    assert model.config == wanted.config
     assert model.preprocess == Preprocess.openai(32)
+
+    # what was downloaded stays
     openai_server.files.clear()
-    same = create_model("openai:ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
+    same = create_model("openai:ViT-B/16", cache_dir=cache, offline=True)
     assert same.fingerprint == model.fingerprint
 
 
@@ -332,9 +349,11 @@ def test_the_cache_of_openais_package_is_used(
     files, wanted = sources[2]
     cached = home / ".cache" / "clip" / "ViT-B-16.pt"
     cached.parent.mkdir(parents=True)
-    cached.write_bytes(files["/ViT-B-16.pt"])
+    data = files["/ViT-B-16.pt"]
+    cached.write_bytes(data)
     model = create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
     assert model.fingerprint == wanted.fingerprint
-    cached.write_bytes(files["/ViT-B-16.pt"][:-1000])  # a download that was cut off
+
+    cached.write_bytes(data[:-1000])  # a download that was cut off
     with pytest.raises(DownloadError, match="cache"):
         create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)

@@ -74,11 +74,11 @@ def test_features_and_logits(pair: Any, pixels: Tensor) -> None:
     logits = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
     assert_features(ours.encode_image(pixels), image, 1e-5 if siglip else FEATURE)
     assert_features(ours.encode_text(TEXTS), text, 1e-5 if siglip else FEATURE)
-    cosines = (
-        ours.encode_image(pixels, normalize=True)
-        @ ours.encode_text(TEXTS, normalize=True).T
-    )
-    assert_features(ours.scale * cosines + ours.bias, logits, 1e-5 if siglip else LOGIT)
+
+    images = ours.encode_image(pixels, normalize=True)
+    texts = ours.encode_text(TEXTS, normalize=True)
+    our_logits = ours.scale * images @ texts.T + ours.bias
+    assert_features(our_logits, logits, 1e-5 if siglip else LOGIT)
 
 
 @torch.no_grad()
@@ -87,18 +87,23 @@ def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
     theirs = copy.deepcopy(theirs)
     theirs.vision_model.config._attn_implementation = "eager"
     output = theirs.vision_model(
-        pixels, output_hidden_states=True, output_attentions=True
+        pixels,
+        output_hidden_states=True,
+        output_attentions=True,
     )
     tower = ours.require_vit()
     hidden = tower.embed(pixels)
+    close = 1e-5 if ours.config.sigmoid else FEATURE
     for boundary, wanted in enumerate(output.hidden_states):
-        close = 1e-5 if ours.config.sigmoid else FEATURE
         assert_features(tower.run(hidden, 0, boundary), wanted, close)
     weights = tower.attention(pixels, range(len(tower.blocks)))
     for index, wanted in enumerate(output.attentions):
         torch.testing.assert_close(weights[index], wanted, atol=SUM, rtol=FEATURE)
+
+    # SigLIP pools by attention, which comes after those of the blocks
     if tower.head is not None:
-        head, states = theirs.vision_model.head, output.last_hidden_state
+        head = theirs.vision_model.head
+        states = output.last_hidden_state
         probe = head.probe.expand(len(pixels), -1, -1)
         _, wanted = head.attention(probe, states, states, average_attn_weights=False)
         last = len(tower.blocks)
@@ -109,18 +114,25 @@ def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
 def test_tokens(pair: Any) -> None:
     """One per word, under the special tokens of each vocabulary; 77 of CLIP, 64 of SigLIP."""
     ours, theirs = pair
-    ids, start = ours.tokenizer(["the cat"])[0].tolist(), ours.config.text.start_tokens
+    ids = ours.tokenizer(["the cat"])[0].tolist()
+    start = ours.config.text.start_tokens
     end = theirs.config.text_config.eos_token_id
     if ours.config.sigmoid:
-        assert ids == [14, 9, 1, *[0] * 61] and start == 0
+        assert ids == [14, 9, 1] + [0] * 61
+        assert start == 0
         canonical = ours.tokenizer(["A photo, of the cat!"])[0].tolist()
-        assert canonical == [4, 5, 6, 14, 9, 1, *[0] * 58]
+        assert canonical == [4, 5, 6, 14, 9, 1] + [0] * 58
     elif end == 1:
-        assert ids == [14, 9, *[1] * 75] and start == 0
+        assert ids == [14, 9] + [1] * 75
+        assert start == 0
     elif end == 2:
-        assert ids == [0, 14, 9, 2, *[1] * 73] and start == 1
+        assert ids == [0, 14, 9, 2] + [1] * 73
+        assert start == 1
     else:
-        assert ids[0] == 49406 and ids[3] == 49407 and len(ids) == 77 and start == 1
+        assert len(ids) == 77
+        assert ids[0] == 49406
+        assert ids[3] == 49407
+        assert start == 1
 
 
 @torch.no_grad()
@@ -130,7 +142,8 @@ def test_an_image_tower_alone(tmp_path: Path, pixels: Tensor) -> None:
     theirs = transformers.CLIPVisionModelWithProjection(config).eval()
     theirs.save_pretrained(tmp_path)
     ours = create_model(tmp_path)
-    assert ours.text is None and "text" not in ours.capabilities
+    assert ours.text is None
+    assert "text" not in ours.capabilities
     assert_features(ours.encode_image(pixels), theirs(pixels).image_embeds)
 
 
@@ -208,7 +221,8 @@ def test_context_is_learned(tmp_path: Path, family: str, method: str) -> None:
         create_method(name, ours, prompts).predict(images).logits
         for name in (method, "zero_shot")
     )
-    assert learned.isfinite().all() and not torch.allclose(learned, plain, atol=1e-3)
+    assert learned.isfinite().all()
+    assert not torch.allclose(learned, plain, atol=1e-3)
 
 
 def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:

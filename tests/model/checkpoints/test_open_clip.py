@@ -40,9 +40,8 @@ def test_a_folder(
 
     model = load()
     assert_same(model, gelu_module, pixels)
-    assert (
-        model.preprocess.mean == (0.5, 0.5, 0.5) and model.preprocess.resize == "squash"
-    )
+    assert model.preprocess.mean == (0.5, 0.5, 0.5)
+    assert model.preprocess.resize == "squash"
     assert load(quick_gelu=True).config.vision.activation == "quick_gelu"
     assert load(vision_cfg=vision | {"head_width": 32}).config.vision.heads == 4
 
@@ -116,9 +115,12 @@ def test_a_config_without_parts_is_refused_in_a_sentence(
 def test_other_families_are_named(
     module: Any, tmp_path: Path, key: str, what: str
 ) -> None:
-    save_file(bare_state(module) | {key: torch.zeros(1)}, tmp_path / "x.safetensors")
+    path = tmp_path / "x.safetensors"
+    state = bare_state(module)
+    state[key] = torch.zeros(1)
+    save_file(state, path)
     with pytest.raises(CheckpointError, match=what):
-        create_model(tmp_path / "x.safetensors", activation="gelu")
+        create_model(path, activation="gelu")
 
 
 def wide_siglip() -> Any:
@@ -127,7 +129,9 @@ def wide_siglip() -> Any:
     theirs.config.vision_config.num_attention_heads = 1
     attentions = [layer.self_attn for layer in theirs.vision_model.encoder.layers]
     for attention in (*attentions, theirs.vision_model.head.attention):
-        attention.num_heads, attention.head_dim, attention.scale = 1, 64, 64**-0.5
+        attention.num_heads = 1
+        attention.head_dim = 64
+        attention.scale = 64**-0.5
     return theirs
 
 
@@ -148,7 +152,8 @@ def test_an_open_clip_folder(tmp_path: Path, pixels: Tensor) -> None:
         ours.encode_text(texts), theirs.get_text_features(ids).pooler_output, atol=1e-5
     )
     assert (ours.scale, ours.bias) == (pytest.approx(np.exp(2)), -3)  # type: ignore[comparison-overlap]
-    assert ours.preprocess.resize == "squash" and ours.preprocess.mean == (0.5,) * 3
+    assert ours.preprocess.resize == "squash"
+    assert ours.preprocess.mean == (0.5,) * 3
 
 
 def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:

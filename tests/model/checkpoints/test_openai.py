@@ -29,7 +29,8 @@ def test_torchscript_archive(
         2,
         8,
     )
-    assert vision.activation == "quick_gelu" and vision.image_size == 32
+    assert vision.activation == "quick_gelu"
+    assert vision.image_size == 32
     assert_same(create_model(f"openai:{archive}"), module, pixels)
 
 
@@ -51,7 +52,8 @@ def test_half_precision_becomes_float32(
         str(tmp_path / "half.pt")
     )
     model = create_model(tmp_path / "half.pt")
-    assert model.dtype == torch.float32 and model.text is None
+    assert model.dtype == torch.float32
+    assert model.text is None
     wanted = OpenAIModule().half().float().visual(pixels)
     torch.testing.assert_close(
         model.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE

@@ -21,7 +21,8 @@ def test_activation() -> None:
 def test_the_list_of_models() -> None:
     entries = list_models()
     names = [entry.name for entry in entries]
-    assert names[0] == "micro" and entries[0].is_bundled
+    assert names[0] == "micro"
+    assert entries[0].is_bundled
     assert {"openai:ViT-B/16", "openai:RN50", "hf:openai/clip-vit-base-patch16"} <= set(
         names
     )
@@ -30,7 +31,8 @@ def test_the_list_of_models() -> None:
     actual = {entry.name: entry for entry in list_models("openai:*")}
     assert len(actual) == 9
     assert actual["openai:ViT-L/14@336px"].image_size == 336
-    assert not actual["openai:RN50x4"].is_vit and actual["openai:ViT-B/32"].is_vit
+    assert not actual["openai:RN50x4"].is_vit
+    assert actual["openai:ViT-B/32"].is_vit
 
 
 def test_sizes_of_siglip_2_are_those_of_the_hub() -> None:

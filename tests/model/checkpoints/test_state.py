@@ -20,7 +20,8 @@ from tests._helpers.tolerance import FEATURE
 
 
 def test_checkpoints_of_another_shape(module: Any, tmp_path: Path) -> None:
-    state, path = bare_state(module), tmp_path / "model.safetensors"
+    state = bare_state(module)
+    path = tmp_path / "model.safetensors"
     narrow = {"visual.transformer.resblocks.1.mlp.c_fc.weight": torch.zeros(7, 128)}
     for weights, message in (
         (state | narrow, "fc.weight"),
@@ -34,23 +35,32 @@ def test_checkpoints_of_another_shape(module: Any, tmp_path: Path) -> None:
 
 
 def test_positions_interpolate(module: Any, pixels: Tensor, tmp_path: Path) -> None:
-    torch.save(module.state_dict(), tmp_path / "state.pt")
-    small = create_model(tmp_path / "state.pt")
-    large = create_model(tmp_path / "state.pt", image_size=64)
-    assert large.image_size == large.preprocess.size == 64
+    path = tmp_path / "state.pt"
+    torch.save(module.state_dict(), path)
+    large = create_model(path, image_size=64)
+    assert large.image_size == 64
+    assert large.preprocess.size == 64
     assert large.encode_image(torch.zeros(1, 3, 64, 64)).shape == (1, 24)
-    a, b = (m.require_vit().position for m in (small, large))
-    assert torch.equal(a[0], b[0])  # the class position stays
+
+    before = create_model(path).require_vit().position
+    after = large.require_vit().position
+    assert torch.equal(before[0], after[0])  # the class position stays
     for channel in (0, 77):  # Pillow's bicubic, on one channel of the grid as a picture
-        picture = Image.fromarray(a[1:, channel].view(4, 4).numpy())
-        wanted = np.asarray(picture.resize((8, 8), Image.Resampling.BICUBIC))
-        np.testing.assert_allclose(
-            b[1:, channel].view(8, 8).numpy(), wanted, atol=FEATURE
-        )
-    same = create_model(tmp_path / "state.pt", image_size=32)
-    assert same.fingerprint == small.fingerprint
+        picture = Image.fromarray(before[1:, channel].view(4, 4).numpy())
+        expected = np.asarray(picture.resize((8, 8), Image.Resampling.BICUBIC))
+        actual = after[1:, channel].view(8, 8).numpy()
+        np.testing.assert_allclose(actual, expected, atol=FEATURE)
+
+
+def test_the_size_of_images_is_the_models_own_or_a_multiple_of_its_patches(
+    module: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "state.pt"
+    torch.save(module.state_dict(), path)
+    same = create_model(path, image_size=32)
+    assert same.fingerprint == create_model(path).fingerprint
     with pytest.raises(ValueError, match="multiple"):
-        create_model(tmp_path / "state.pt", image_size=60)
+        create_model(path, image_size=60)
 
 
 def test_quantisation_by_hand() -> None:
