@@ -206,7 +206,8 @@ def predict(
     from cliquetta.inference.bulk import predict_with
     from cliquetta.inference.options import PredictOptions
 
-    # What does not go together is told before anything is loaded.
+    # Options that do not go together are refused before anything is loaded, as far as
+    # that can be told without a model.
     to_stdout = out == "-"
     if to_stdout and common.json:
         raise UserError("--json prints the predictions itself: leave out --out -")
@@ -258,7 +259,7 @@ def predict(
     adapters = _build(
         specs, clip, prompts, options, state if frozen else None, frozen=frozen
     )
-    images = _read_images(paths or (), features, prompts)
+    images = _choose_images(paths or (), features, prompts)
     with common.terminal.bars() as bars:
         bars.show("predict", 0, None)
 
@@ -364,10 +365,10 @@ def _build(
     return [freeze(adapters, state)]
 
 
-def _read_images(
+def _choose_images(
     paths: Sequence[str], features: Path | None, prompts: "ClassPrompts"
 ) -> Any:
-    """Return paths, or features from a file."""
+    """Choose the input: paths, or features from a file."""
     from cliquetta.data.features import feature_dataset
 
     if features is None:

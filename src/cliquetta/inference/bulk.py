@@ -395,7 +395,7 @@ def _check_independent(adapters: Mapping[str, Adapter]) -> None:
             raise UserError(f"{name} weighs {need} method such as zero_shot or tent")
 
 
-# --- runs that keep nothing for another start -----------------------------------------------------
+# --- inputs and locks of all runs -----------------------------------------------------------------
 
 
 def _held(state: Path | None) -> AbstractContextManager[None]:

@@ -2,8 +2,8 @@
 
 It holds the list of images (``images.sqlite``), the request (``run.json``), finished
 parts (``FIRST-LAST.jsonl``, complete or absent) and the methods' state after the last
-of every lane. A state is written before its part and removed after the next: the last
-part always has one.
+of every lane. A state is written before its part and removed after the next, so that the
+last part has one; that of a finished lane is kept only where a state is asked for.
 """
 
 import json
@@ -200,7 +200,7 @@ class Parts:
         write_atomically(self.folder / "run.json", json.dumps(facts).encode())
 
     def finish(self) -> None:
-        """The run is over: its folder goes, at the next start if this one is killed meanwhile."""
+        """End the run: its folder may be deleted, at the next start if not by this one."""
         (self.folder / "run.json").unlink()
 
     def clear(self) -> None:

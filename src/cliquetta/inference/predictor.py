@@ -165,7 +165,7 @@ class Reader:
 
 
 class ImageSource:
-    """Files of a list, or images in memory, as datasets of consecutive images.
+    """Files of a list, or images in memory, as segments of consecutive images.
 
     Args:
         images: The list, or the images.

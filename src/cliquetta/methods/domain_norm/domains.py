@@ -135,18 +135,19 @@ def choose_domain(
 
 def key_distances(one: Key, keys: tuple[Key, ...]) -> Tensor:
     """Compute the distance d (K,) of a key from each of K others, Eq. 3; infinite if empty."""
-    n = one.images
+    # m images of the one, n (K, 1) of each other.
+    m = one.images
     images = torch.stack([key.images for key in keys])  # (K,)
     mean = torch.stack([key.mean for key in keys])  # (K, F)
     scatter = torch.stack([key.scatter for key in keys])  # (K, F)
-    m = images[:, None]
+    n = images[:, None]
 
     # Cohen's d squared per channel, less what two samples of one domain differ by.
-    freedom = (m + n - 2).clamp_min(1)
+    freedom = (n + m - 2).clamp_min(1)
     variance = (scatter + one.scatter) / freedom
     difference = one.mean - mean
     squared = difference.square() / variance.clamp_min(1e-6)
-    by_chance = 1 / n + 1 / m.clamp_min(1)
+    by_chance = 1 / m + 1 / n.clamp_min(1)
     distance = (squared - by_chance).mean(dim=1)
     return distance.masked_fill(images == 0, torch.inf)
 

@@ -36,7 +36,7 @@ class ClassPrior(NamedTuple):
 
     marginal: Tensor  # m (N,), mean zero-shot prediction
     prior: Tensor  # π (N,)
-    log_weights: Tensor  # (N,), logarithms of the weights of predictions, Eq. 10
+    log_weights: Tensor  # (N,), logarithms of the weights of predictions, Eq. 13
     belief: Tensor  # how far frequencies are believed, β + (1 - β) ρ
     burst: Tensor  # r, 0 to 1
 

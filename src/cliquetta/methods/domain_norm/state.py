@@ -22,7 +22,7 @@ GROUP = 16
 
 
 class Network:
-    """The image tower in two parts (before and after block 1) and the class texts."""
+    """The image tower in two parts (its first block, and the others) and the class texts."""
 
     def __init__(self, model: CLIP, prompts: ClassPrompts) -> None:
         self.tower = model.require_vit()
@@ -81,16 +81,16 @@ class Domain(NamedTuple):
     """One domain of the stream."""
 
     norms: AdamState  # θ (P,) with Adam's moments and number of steps
-    temperature: Tensor  # T
+    temperature: Tensor  # of Eq. 13
     key: Key
     counts: Counts
     images: Tensor  # all that came
-    due: Tensor  # those since the last step
+    due: Tensor  # those since the last step fell due
     last_used: Tensor
 
 
 class Window(NamedTuple):
-    """The last W images of the stream, which steps learn from: a ring buffer."""
+    """The last W images that steps may learn from, a ring buffer; none from between steps."""
 
     hidden: Tensor  # h (W, T, D)
     features: Tensor  # f(h; θ₀) (W, E)
@@ -104,7 +104,7 @@ class State(NamedTuple):
     current: Tensor  # number of the domain in use
     domains: tuple[Domain, ...]
     window: Window
-    group: Tensor  # (16, F), the last signatures
+    group: Tensor  # (16, F), the last signatures; the first 16 of a larger batch
 
     def in_use(self) -> Domain:
         """Look up the domain in use."""

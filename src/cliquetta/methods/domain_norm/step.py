@@ -136,6 +136,7 @@ def step_between(
 def between_steps(state: State, images: int, config: DomainNormConfig) -> bool:
     """Tell whether so many images come early enough before the next step of a settled domain."""
     domain = state.in_use()
+    # Until a domain has settled it is 0: its steps are a window apart.
     early = step_interval(domain, config) - config.window
     return int(domain.due) + images <= early
 
@@ -157,7 +158,7 @@ def look(
     Returns:
         The encoded images, the distance of the batch from every domain, and the number
         of images with finite features. Reading these is the only wait for a GPU in a
-        step.
+        step, unless images are broken or a batch between steps is of another domain.
 
     """
     theta = None if domain is None else domain.norms.values
