@@ -64,7 +64,8 @@ def tiny() -> CLIP:
 
 def make_photograph(path: Path, number: int, width: int, height: int) -> int:
     """A JPEG with the entropy of a photograph; returns its size in bytes."""
-    generator, pictures = np.random.default_rng([0, number]), load_bundled().images
+    generator = np.random.default_rng([0, number])
+    pictures = load_bundled().images
     tiles = pictures[generator.choice(len(pictures), 4, replace=False)]
     scene = tiles.reshape(2, 2, 32, 32, 3).swapaxes(1, 2).reshape(64, 64, 3)
     large = Image.fromarray(scene).resize((width, height), Image.Resampling.BICUBIC)
@@ -152,7 +153,8 @@ def decoding(
     row_format = RowFormat(("none",), ("a", "b"), options)
     device = model.device if decode == "gpu" else None
     reader = Reader(model.preprocess, (None,), options, device=device, model=model)
-    source, clock = ImageSource(list_images([folder]), row_format), Clock()
+    source = ImageSource(list_images([folder]), row_format)
+    clock = Clock()
     for read in reader.batches(source, 0, count):
         clock.add(len(read.keys))
     assert clock.done == count
@@ -161,11 +163,13 @@ def decoding(
 
 def device_alone(adapter: Adapter, seconds: float) -> float:
     """Images/s of a method from pixels in the device's memory."""
-    size, device = adapter.model.preprocess.size, adapter.model.device
+    size = adapter.model.preprocess.size
+    device = adapter.model.device
     batches = [Batch(torch.randn(64, 3, size, size, device=device)) for _ in range(4)]
     for batch in batches * 3:
         adapter.predict(batch).logits.cpu()
-    begun, done = time.perf_counter(), 0
+    begun = time.perf_counter()
+    done = 0
     while time.perf_counter() - begun < seconds:
         for batch in batches:
             adapter.predict(batch).logits.cpu()
@@ -265,7 +269,8 @@ class MemoryWatch(threading.Thread):
         """The largest memory in each fifth of the run."""
         lines = []
         for fifth in range(5):
-            low, high = images * fifth // 5, images * (fifth + 1) // 5
+            low = images * fifth // 5
+            high = images * (fifth + 1) // 5
             seen = [
                 (own + rest, own, rest)
                 for done, own, rest in self.samples
@@ -324,7 +329,8 @@ def main() -> None:
     processor = (
         torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     )
-    now, load = datetime.now(timezone.utc), os.getloadavg()[0]
+    now = datetime.now(timezone.utc)
+    load = os.getloadavg()[0]
     say = partial(print, flush=True)
     say(
         f"{now:%Y-%m-%d %H:%M} UTC, {processor}, {os.cpu_count()} CPU cores, load {load:.1f}"

@@ -95,7 +95,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     generator = np.random.default_rng(1)
     centres = generator.standard_normal((options.classes, WIDTH))
     centres /= np.linalg.norm(centres, axis=-1, keepdims=True)
-    model, data = build_model(), Nowhere(options.images, options.classes)
+    model = build_model()
+    data = Nowhere(options.images, options.classes)
     text = torch.from_numpy(centres.astype(np.float32))
     prompts = ClassPrompts(data.names, features=text)
     changes = {} if options.views is None else {"views": options.views}
@@ -107,7 +108,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     next(iter(features.batches()))
     written = time.perf_counter() - start
     features = MadeUpFeatures(stream, model, folder / "cache", centres)
-    start, busy = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    busy = time.process_time()
     record = evaluate(adapter, features, out=folder / "runs")
     return {
         "method": options.method,

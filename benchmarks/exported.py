@@ -41,7 +41,8 @@ def main() -> None:
         adapter = create_method(name, model, dataset.prompts)
         for images, _ in batches[:half]:
             adapter.predict(images)
-        frozen, state = adapter.frozen_model(), adapter.state_dict()
+        frozen = adapter.frozen_model()
+        state = adapter.state_dict()
         with torch.no_grad():
             answers = frozen(pixels)
         adapter.load_state_dict(state)

@@ -23,7 +23,9 @@ from cliquetta.model.factory import create_model
 from cliquetta.types import Batch
 
 SHIFTS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
-IMAGES, HELD, BATCH = 512, 256, 64
+IMAGES = 512
+HELD = 256
+BATCH = 64
 Labelled = tuple[Batch, torch.Tensor]
 
 
@@ -55,11 +57,10 @@ def main() -> None:
             dataset = get_dataset(f"bundled@{shift}:{given.severity}")
             stream = Stream(dataset, model.preprocess, BATCH, seed=0)
             batches = list(islice(stream, (IMAGES + HELD) // BATCH))
-            learned, held = batches[: IMAGES // BATCH], batches[IMAGES // BATCH :]
-            figures, states = (
-                [accuracy(create_method(method, model, dataset.prompts), held)],
-                [],
-            )
+            learned = batches[: IMAGES // BATCH]
+            held = batches[IMAGES // BATCH :]
+            figures = [accuracy(create_method(method, model, dataset.prompts), held)]
+            states = []
             share = len(learned) // given.actors
             alone = []
             for actor in range(given.actors):

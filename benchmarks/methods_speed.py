@@ -115,7 +115,8 @@ class Pixels:
 
     def __init__(self, model: CLIP, images: int, view_images: int, views: int) -> None:
         generator = torch.Generator(model.device).manual_seed(0)
-        S, real = model.image_size, model.dtype
+        S = model.image_size
+        real = model.dtype
 
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, device=model.device).to(
@@ -144,7 +145,8 @@ def measure(
 ) -> Any:
     """One row: a method beside the encoding of what it looks at; about ``most`` seconds."""
     wants = get_method(label.partition(":")[0]).adapter
-    count, views = len(pixels.images), pixels.views.shape[1]
+    count = len(pixels.images)
+    views = pixels.views.shape[1]
     adapter = build(label, model, prompts, count, views)
     batch = pixels.batch(adapter.views)
     seen = batch.images[:, None] if batch.views is None else batch.views

@@ -54,7 +54,8 @@ def pictures(size: int) -> list[Picture]:
     for name in PICTURES:
         image = Image.fromarray(getattr(import_module("skimage.data"), name)())
         side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
+        left = (image.width - side) // 2
+        top = (image.height - side) // 2
         square = image.crop((left, top, left + side, top + side))
         found.append(np.asarray(square.resize((size, size), Image.Resampling.LANCZOS)))
     return found

@@ -66,7 +66,9 @@ STIMULI = {
 }
 SOURCES = ("pacs", "stimuli", "cifar", "caltech")
 """Folders of images that the sets of the other grids are drawn from."""
-PACS_IMAGES, CIFAR_IMAGES, CALTECH_IMAGES = 640, 2000, 32
+PACS_IMAGES = 640
+CIFAR_IMAGES = 2000
+CALTECH_IMAGES = 32
 """Images per domain, per set, and per class."""
 SEED = 0
 

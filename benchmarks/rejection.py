@@ -91,7 +91,8 @@ def cases(root: Path | None, images: int, dtype: str) -> Iterator[Case]:
 def answers(context: RunContext, spec: RunSpec) -> tuple[Tensor, Tensor]:
     """Logits and labels of a stream, in its order."""
     adapter, stream = context.prepare(spec)
-    logits, labels = [], []
+    logits = []
+    labels = []
     for batch, truths in stream:
         assert isinstance(batch, Batch)
         logits.append(adapter.predict(batch).logits.float().cpu())
@@ -126,7 +127,8 @@ def calibration_error(logits: Tensor, labels: Tensor) -> float:
 
 def decide(logits: Tensor, zero_shot: Tensor, batch: int = 64) -> Rejection:
     """The decisions of a run over the stream."""
-    window, found = empty_window(), []
+    window = empty_window()
+    found = []
     for part, plain in zip(logits.split(batch), zero_shot.split(batch), strict=True):
         one, window = reject(part, plain, window, SHARE)
         found.append(one)
@@ -146,7 +148,8 @@ def best_balance(known: Tensor, outside: Tensor) -> float:
 
 def calibrate(logits: Tensor, zero_shot: Tensor, batch: int = 64) -> Tensor:
     """The scaled logits of a run over the stream."""
-    sums, found = no_confidences(), []
+    sums = no_confidences()
+    found = []
     for part, plain in zip(logits.split(batch), zero_shot.split(batch), strict=True):
         sums = count_confidences(sums, part, plain.softmax(dim=1))
         found.append(part / find_temperature(sums))
@@ -174,7 +177,8 @@ def tell(found: dict[Case, dict[str, Tensor]], methods: list[str]) -> None:
     print(f"| {' | '.join(heads)} |\n|---|---{'|--:' * (len(heads) - 2)}|")
     for case, kept in found.items():
         labels = kept["labels"]
-        known, outside = labels >= 0, labels == OUTSIDE
+        known = labels >= 0
+        outside = labels == OUTSIDE
         for method in methods if case.name.endswith("open") else ():
             logits = kept[method]
             sure = logits.softmax(dim=1).amax(dim=1)
@@ -203,7 +207,8 @@ def tell(found: dict[Case, dict[str, Tensor]], methods: list[str]) -> None:
     print(f"| {' | '.join(heads)} |\n|---{'|--:' * (len(heads) - 1)}|")
     for case, kept in found.items():
         if case.name.endswith("closed"):
-            zero_shot, labels = kept["zero_shot"], kept["labels"]
+            zero_shot = kept["zero_shot"]
+            labels = kept["labels"]
             answers = [zero_shot]
             for method in adapted:
                 answers += [kept[method], calibrate(kept[method], zero_shot)]

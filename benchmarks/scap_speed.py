@@ -134,7 +134,8 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 def image_flops(model: CLIP) -> float:
     """Operations of one image forward pass, multiply-add = 2."""
     vision = model.require_vit().config
-    tokens, width = vision.patches + 1, vision.width
+    tokens = vision.patches + 1
+    width = vision.width
     block = tokens * (4 * width**2 + 2 * width * vision.hidden) + 2 * tokens**2 * width
     return 2.0 * (
         vision.layers * block + vision.patches * width * 3 * vision.patch_size**2

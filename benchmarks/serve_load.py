@@ -58,7 +58,8 @@ from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.client import Client
 
-FAIREST, FASTEST = 2.0, 0.7
+FAIREST = 2.0
+FASTEST = 0.7
 """The aims: slowest by fastest session, and throughput by that of one session in process."""
 
 
@@ -110,7 +111,8 @@ def in_process(
     for threads in {1, options.cores}:
         torch.set_num_threads(threads)
         adapter.predict(batches[0])
-        start, done = time.perf_counter(), 0
+        start = time.perf_counter()
+        done = 0
         while time.perf_counter() - start < options.seconds:
             adapter.predict(batches[done % len(batches)])
             done += 1
@@ -140,7 +142,8 @@ def start_server(
     ]
     command = [sys.executable, "-c", code, "serve", *where, *how, *limits]
     server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 600
+    address = f"http://127.0.0.1:{port}"
+    end = time.monotonic() + 600
     while time.monotonic() < end and server.poll() is None:
         try:
             httpx.get(f"{address}/healthz", timeout=60)
@@ -193,7 +196,8 @@ def read_metric(address: str, name: str) -> float:
 
 def replica_pids(server: int) -> list[int]:
     """Processes of the replicas below a server."""
-    parents, found = {}, []
+    parents = {}
+    found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):  # it has ended
             fields = dict(
@@ -215,7 +219,8 @@ def kill_replicas(
     server: int, count: int, done: Callable[[], float], clients: list[threading.Thread]
 ) -> int:
     """Kill ``count`` replicas, evenly over the work; ``done`` is the share that is done."""
-    killed, draw = 0, random.Random(0)
+    killed = 0
+    draw = random.Random(0)
     while killed < count and any(client.is_alive() for client in clients):
         alive = sorted(replica_pids(server))
         if done() * (count + 1) > killed + 1 and alive:

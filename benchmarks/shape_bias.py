@@ -38,7 +38,8 @@ def cues(key: str) -> tuple[str, str]:
 def answers(context: RunContext, spec: RunSpec) -> list[tuple[str, str, str]]:
     """Shape, texture and answer of every image of a stream."""
     adapter, stream = context.prepare(spec)
-    names, found = adapter.prompts.names, []
+    names = adapter.prompts.names
+    found = []
     for batch, _ in stream:
         assert isinstance(batch, Batch)
         best = adapter.predict(batch).logits.argmax(dim=1).tolist()
@@ -54,10 +55,16 @@ def shares(found: list[tuple[str, str, str]]) -> tuple[float, ...]:
     shape = sum(answer == shape for shape, _, answer in found)
     texture = sum(answer == texture for _, texture, answer in found)
     either = sum(answer in (shape, texture) for shape, texture, answer in found)
-    told = [(s, t, a) for s, t, a in found if s != t and a in (s, t)]
-    bias = sum(answer == shape for shape, _, answer in told) / max(1, len(told))
+
+    # The bias is over images whose answer is one of two different cues.
+    told = [cue for cue in found if cue[0] != cue[1] and cue[2] in cue[:2]]
+    by_shape = sum(answer == shape for shape, _, answer in told)
+    bias = by_shape / max(1, len(told))
+    images = len(found)
     return (
-        *(100 * count / len(found) for count in (shape, texture, either)),
+        100 * shape / images,
+        100 * texture / images,
+        100 * either / images,
         100 * bias,
     )
 

@@ -78,7 +78,8 @@ def main() -> int:
         "--check", action="store_true", help="exit 1 if an aim is missed"
     )
     options = parser.parse_args()
-    device, dtype = pick_device(options.device), pick_dtype(options.dtype)
+    device = pick_device(options.device)
+    dtype = pick_dtype(options.dtype)
     on_cpu = device.type == "cpu"
     shape = options.shape or ("ViT-B/32" if on_cpu else "ViT-B/16")
     ours, theirs = build_pair(shape, device, dtype)

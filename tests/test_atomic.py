@@ -26,11 +26,13 @@ def test_modes_follow_the_mask(tmp_path: Path, mask: int, mode: int) -> None:
 
 def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path) -> None:
     """Who opened its file before the holder removed it takes the next one, as all others do."""
-    folder, lock = tmp_path / "folder", tmp_path / "folder/.lock"
+    folder = tmp_path / "folder"
+    lock = tmp_path / "folder/.lock"
     with exclusive(folder):
         late = os.open(lock, os.O_RDWR)
     assert not any(folder.iterdir())
-    real, opened = os.open, []
+    real = os.open
+    opened = []
 
     def stale_first(path: Path, *given: int) -> int:
         opened.append(path)

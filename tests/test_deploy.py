@@ -81,10 +81,8 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
 
         assert not is_healthy()  # nobody there yet
         wait_until(is_healthy, 120)
-        address, headers = (
-            f"http://127.0.0.1:{port}",
-            {"Authorization": f"Bearer {TOKEN}"},
-        )
+        address = f"http://127.0.0.1:{port}"
+        headers = {"Authorization": f"Bearer {TOKEN}"}
         assert httpx.get(f"{address}/v1/models").status_code == 401
         request = {"classes": ["cat", "dog"], "method": "zero_shot"}
         made = httpx.post(
@@ -109,7 +107,8 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
     assert not [path for path in written if not path.startswith(allowed)]
 
 
-SINGLE, REPLICAS = "kubernetes.yaml", "kubernetes-replicas.yaml"
+SINGLE = "kubernetes.yaml"
+REPLICAS = "kubernetes-replicas.yaml"
 
 
 def read_manifests(file: str) -> dict[str, dict[str, Any]]:
@@ -195,7 +194,8 @@ def test_nginx_keeps_sessions_on_replicas_and_goes_on_without_one(
     program = shutil.which("nginx")
     if program is None:
         pytest.skip("no nginx here")
-    sessions, ports = tmp_path / "sessions", [free_port() for _ in range(3)]
+    sessions = tmp_path / "sessions"
+    ports = [free_port() for _ in range(3)]
     text = (ROOT / "deploy/nginx.conf").read_text()
     for old, new in zip(("8765", "8766", "listen 8080"), ports, strict=True):
         text = text.replace(

@@ -137,7 +137,8 @@ def test_frozen_domain_weighs_as_written() -> None:
 
 
 def test_fresh_domain_is_zero_shot() -> None:
-    model, images = build_model(0), make_batches(4, 1, 8)[0]
+    model = build_model(0)
+    images = make_batches(4, 1, 8)[0]
     plain, fresh = (
         create_method(name, model, NAMES).frozen_model()(images).softmax(dim=-1)
         for name in ("zero_shot", "domain_norm")

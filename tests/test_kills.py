@@ -53,7 +53,8 @@ pytestmark = [
 ]
 
 NAMES = ("airplane", "cat", "frog")
-IMAGES, BATCH = 6, 2
+IMAGES = 6
+BATCH = 2
 Tree = dict[str, bytes | None]
 
 
@@ -94,7 +95,8 @@ def check(
 
     prepare(folder)
     write(folder)  # in this process: forks find everything imported and compiled
-    wanted, failures = compared(folder), []
+    wanted = compared(folder)
+    failures = []
     for number in count():
         shutil.rmtree(folder)
         prepare(folder)
@@ -364,7 +366,8 @@ def test_sessions(method: str, torn: bool, tiny_clip: CLIP, tmp_path: Path) -> N
     SQLite is stopped between any two of its file operations, or in the middle of what
     it writes.
     """
-    folder, replies = tmp_path / "sessions", tmp_path / "replies"
+    folder = tmp_path / "sessions"
+    replies = tmp_path / "replies"
 
     def serve() -> None:
         """Go on where the last service was stopped; ``replies`` are what clients know."""
@@ -374,10 +377,8 @@ def test_sessions(method: str, torn: bool, tiny_clip: CLIP, tmp_path: Path) -> N
             done = known[0]["sequence"] if known else 0
             for number in range(max(1, done), 4):
                 reply = local.predict(id, batch_of(number, 2), sequence=number)
-                note, text = (
-                    replies / f"{number}.json",
-                    json.dumps(reply["predictions"]),
-                )
+                note = replies / f"{number}.json"
+                text = json.dumps(reply["predictions"])
                 assert not note.exists() or note.read_text() == text
                 note.write_text(text)
             state = local.http.get(f"/v1/sessions/{id}/state")

@@ -326,7 +326,8 @@ def test_sigmoid_models_score_labels_alone(tmp_path: Path) -> None:
         TASK, model=f"hf:{tmp_path}", method="zero_shot", device="cpu"
     )
     result = classify(PICTURES[0], LABELS)
-    model, texts = classify.model, [TEMPLATE.format(label) for label in LABELS]
+    model = classify.model
+    texts = [TEMPLATE.format(label) for label in LABELS]
     with torch.no_grad():
         pixels = model.preprocess.batch([PICTURES[0]])
         logits = theirs(

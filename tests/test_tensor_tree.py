@@ -21,7 +21,8 @@ class Root(NamedTuple):
 
 
 def tree() -> Root:
-    one, two = torch.zeros(2), torch.ones(3)
+    one = torch.zeros(2)
+    two = torch.ones(3)
     return Root((Leaf(one, two), Leaf(two, one)), "constant", torch.tensor(4))
 
 
@@ -45,7 +46,8 @@ def test_unflattening_looks_up_paths_whatever_their_order() -> None:
 
 
 def test_a_memory_holds_a_tree_and_notices_what_is_replaced() -> None:
-    memory, start = Memory(), tree()
+    memory = Memory()
+    start = tree()
     memory.declare_tree(start, {"total": Range(below=9)})
     before = memory.snapshot()
     now = unflatten(start, memory)

@@ -63,7 +63,8 @@ COMPARISONS: dict[str, tuple[Callable[..., Iterator[Row]], tuple[str, ...]]] = {
     "subtta": (layernorms.subtta, ("zhichenz98/SubTTA_EMNLP26", OPENAI)),
 }
 """Comparison of each method, and the repositories that it reads: the authors' own first."""
-BEGIN, END = "<!-- table: python -m benchmarks.authors -->", "<!-- end of table -->"
+BEGIN = "<!-- table: python -m benchmarks.authors -->"
+END = "<!-- end of table -->"
 """Between these lines of a page stands the table, and nothing else of it is rewritten."""
 HEAD = (
     "| method | authors' repository (commit), date | compared | largest difference (allowed) | "
@@ -133,7 +134,8 @@ def write_table(page: str, new: Mapping[str, Sequence[str]]) -> str:
     """The page with these methods' lines replaced; its prose and other methods stay."""
     lines = {**recorded(page), **new}
     table = [line for name in COMPARISONS for line in lines.get(name, ())]
-    begin, end = page.index(BEGIN), page.index(END)
+    begin = page.index(BEGIN)
+    end = page.index(END)
     return page[:begin] + "\n".join([BEGIN, "", *HEAD, *table, "", page[end:]])
 
 
@@ -170,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
-    complete, lines = True, {}
+    complete = True
+    lines = {}
     for name in names:
         rows, commit, problem = run(name, options.folder)
         complete &= not problem and all(row.equal or row.reason for row in rows)

@@ -138,7 +138,8 @@ def _on_views(name: str, predict: Any) -> Iterator[Row]:
         adapter = create_method(
             name, model, prompts, method_config(name, options={"views": 64})
         )
-        text, scale = model.classifier(prompts), torch.tensor(model.scale)
+        text = model.classifier(prompts)
+        scale = torch.tensor(model.scale)
         rows = []
         for batch in data.batches:
             assert batch.views is not None
@@ -176,7 +177,8 @@ def dmn(repository: Repository) -> Iterator[Row]:
             image_entropy_mem=torch.zeros(N, capacity),
             image_feature_count=torch.zeros(N, 1).long(),
         )
-        plain, remembered = [], []
+        plain = []
+        remembered = []
         with torch.no_grad():
             for views in data.views:
                 model.image_features_global = views

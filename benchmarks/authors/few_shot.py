@@ -33,7 +33,9 @@ from cliquetta.methods.building.fit import fit_method
 from cliquetta.methods.building.registry import method_config
 from cliquetta.methods.building.support_set import FewShot
 
-EPOCHS, BATCHES, SIZE = 3, 4, 16
+EPOCHS = 3
+BATCHES = 4
+SIZE = 16
 RATES = {"coop": 2e-3, "cocoop": 2e-3, "maple": 3.5e-3}
 
 
@@ -144,7 +146,8 @@ def _coop_start(learner: Any) -> dict[str, Tensor]:
 
 
 def _cocoop_start(learner: Any) -> dict[str, Tensor]:
-    first, second = learner.meta_net.linear1, learner.meta_net.linear2
+    first = learner.meta_net.linear1
+    second = learner.meta_net.linear2
     result = {"down.weight": first.weight, "down.bias": first.bias}
     return {
         "context": learner.ctx,
@@ -269,7 +272,9 @@ def tip_adapter(repository: Repository) -> Iterator[Row]:
     space["cls_acc"] = lambda logits, labels, topk=1: (
         100.0 * float((logits.argmax(dim=1) == labels).float().mean())
     )
-    N, E, shots = 12, 64, 4
+    N = 12
+    E = 64
+    shots = 4
     data = synthetic((N, E, 600, 1), noise=1.0)
     labels = torch.arange(N).repeat_interleave(shots)
     generator = torch.Generator().manual_seed(0)
@@ -304,7 +309,8 @@ def tip_adapter(repository: Repository) -> Iterator[Row]:
         ours_keys = ours_module.build_keys(None, None, config, None)  # type: ignore[arg-type]
     yield compare_values("keys", ours_keys, keys.T)
 
-    held, truth = data.views[:200, 0], data.labels[:200]
+    held = data.views[:200, 0]
+    truth = data.labels[:200]
     test = data.views[200:, 0]
     validation = ours_module.Validation(held, 100.0 * held @ data.text.T, truth)
     hot = F.one_hot(labels).float()

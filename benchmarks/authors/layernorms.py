@@ -57,7 +57,8 @@ def cosine_logits(clip: Any, images: Tensor, texts: Tensor, scale: float) -> Ten
 
 def clipartt(repository: Repository) -> Iterator[Row]:
     """``Tent.forward`` with CLIPArTT's targets, ten steps, reset before each batch."""
-    model, data = micro(), inputs(2, 16)
+    model = micro()
+    data = inputs(2, 16)
     prompts = ClassPrompts(data.names, ("a photo of a {}",))
     clip = openai_clip(model, repository).requires_grad_(True)
     stand_in("clip", tokenize=tokenize(model))
@@ -71,10 +72,8 @@ def clipartt(repository: Repository) -> Iterator[Row]:
     adapted = theirs_module.Tent(
         clip, optimizer, steps=10, method="clipartt", episodic=True
     )
-    tokens, classes = (
-        model.tokenizer(prompts.texts("a photo of a {}")),
-        list(data.names),
-    )
+    tokens = model.tokenizer(prompts.texts("a photo of a {}"))
+    classes = list(data.names)
     theirs = []
     for batch in data.batches:
         adapted.reset()
@@ -87,7 +86,8 @@ def clipartt(repository: Repository) -> Iterator[Row]:
 
 def watt(repository: Repository) -> Iterator[Row]:
     """Sequential and parallel averaging, two rounds."""
-    model, data = micro(), inputs(2, 16)
+    model = micro()
+    data = inputs(2, 16)
     prompts = ClassPrompts(data.names, ("a photo of a {}",))
     for mode in ("sequential", "parallel"):
         clip = openai_clip(model, repository)
@@ -174,7 +174,8 @@ def batclip(repository: Repository, openai: Repository) -> Iterator[Row]:
     _batclip_package(repository)
     from methods.ours import OURS  # type: ignore[import-not-found]
 
-    model, data = micro(), inputs(5, 32)
+    model = micro()
+    data = inputs(5, 32)
     settings = _settings("ours", "AdamW", 5e-4, 0.01)
     clip = _zero_shot_clip(
         repository, settings, model, data, openai_clip(model, openai)
@@ -189,7 +190,8 @@ def tent(
     repository: Repository, batclip: Repository, openai: Repository
 ) -> Iterator[Row]:
     """``Tent`` of its authors, on the LayerNorms of the image tower, five batches of 32."""
-    model, data = micro(), inputs(5, 32)
+    model = micro()
+    data = inputs(5, 32)
     settings = _settings("tent", "Adam", 1e-3, 0.0)
     clip = openai_clip(model, openai)
     encode = clip.encode_image
@@ -218,7 +220,9 @@ class Logits(nn.Module):
 
     def __init__(self, clip: Any, text: Tensor, scale: float) -> None:
         super().__init__()
-        self.visual, self.text, self.scale = clip.visual, text, scale
+        self.visual = clip.visual
+        self.text = text
+        self.scale = scale
 
     def forward(self, images: Tensor) -> Tensor:
         return self.score(self.visual(images))
@@ -267,7 +271,8 @@ def sar(repository: Repository, openai: Repository) -> Iterator[Row]:
     )
     module = run_text(text)
     for count, size in ((8, 32), (4, 64), (40, 1)):
-        model, data = micro(), inputs(count, size)
+        model = micro()
+        data = inputs(count, size)
         net, prompts = _logits(model, data, openai)
         rate = (0.001 / 64) * size * (2 if size == 1 else 1)
         optimizer = sam.SAM(net.early(), torch.optim.SGD, lr=rate, momentum=0.9)
@@ -297,9 +302,12 @@ def deyo(repository: Repository, openai: Repository) -> Iterator[Row]:
         text, rearrange=rearrange, torchvision=SimpleNamespace(transforms=resize)
     )
     args = SimpleNamespace(filter_ent=1, filter_plpd=1, reweight_ent=1, reweight_plpd=1)
-    args.aug_type, args.patch_len, args.plpd_threshold = "patch", 4, 0.2
+    args.aug_type = "patch"
+    args.patch_len = 4
+    args.plpd_threshold = 0.2
     for count, size in ((8, 32), (4, 64), (40, 1)):
-        model, data = micro(), inputs(count, size)
+        model = micro()
+        data = inputs(count, size)
         net, prompts = _logits(model, data, openai)
         rate = (0.001 / 64) * size * (2 if size == 1 else 1)
         optimizer = torch.optim.SGD(net.early(), rate, momentum=0.9)
@@ -317,7 +325,8 @@ def deyo(repository: Repository, openai: Repository) -> Iterator[Row]:
 
 def mint(repository: Repository, openai: Repository) -> Iterator[Row]:
     """``Mint`` on the batches that its script has."""
-    model, data = micro(scale=100.0), inputs(6, 20)
+    model = micro(scale=100.0)
+    data = inputs(6, 20)
     stand_in("clip", tokenize=tokenize(model))
     package(repository, "src/methods", "mint_methods")
     module = importlib.import_module("mint_methods.Mint")
@@ -331,7 +340,8 @@ def mint(repository: Repository, openai: Repository) -> Iterator[Row]:
 
 def panda(repository: Repository, openai: Repository) -> Iterator[Row]:
     """``Tent`` and ``CLIP`` of style Panda, with their negatives in both."""
-    model, data = micro(scale=100.0), inputs(5, 32)
+    model = micro(scale=100.0)
+    data = inputs(5, 32)
     stand_in("clip", tokenize=tokenize(model))
     package(repository, "src/methods", "panda_methods")
     size = (
@@ -362,7 +372,8 @@ def panda(repository: Repository, openai: Repository) -> Iterator[Row]:
 
 def ramen(repository: Repository, openai: Repository) -> Iterator[Row]:
     """``Ramen`` with the caches of its authors' configs."""
-    model, data = micro(scale=100.0), inputs(5, 32)
+    model = micro(scale=100.0)
+    data = inputs(5, 32)
     stand_in("clip", tokenize=tokenize(model))
     for name in ("models", "methods"):
         package(repository, f"src/{name}", f"ramen_{name}")
@@ -425,7 +436,8 @@ def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
     noise = "Adam makes whole steps of gradients that are rounding, ours none"
     more = "; of ten texts they take a direction more, which rounding alone decides"
     for rank, reason in ((8, noise), (256, noise + more)):
-        model, data = micro(), inputs(2, 264)
+        model = micro()
+        data = inputs(2, 264)
         net, prompts = _logits(model, data, openai)
         clip = SimpleNamespace(logit_scale=torch.tensor(model.scale).log())
 
@@ -434,7 +446,8 @@ def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
 
             def __init__(self, net: Logits, clip: Any) -> None:
                 super().__init__()
-                self.net, self.model = net, clip
+                self.net = net
+                self.model = clip
 
             def forward(self, images: Tensor, return_features: bool = False) -> Any:
                 raw = self.net.visual(images)
@@ -494,7 +507,8 @@ def cliptta(repository: Repository, openai: Repository) -> Iterator[Row]:
     module = repository.module(
         "ttavlm/methods/cliptta_otsu.py", "ttavlm.methods.cliptta_otsu"
     )
-    model, data = micro(), inputs(3, 32)
+    model = micro()
+    data = inputs(3, 32)
     net, prompts = _logits(model, data, openai)
     method = module.CLIPTTA(
         template=list(PHOTO),

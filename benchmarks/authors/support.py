@@ -77,7 +77,8 @@ def compare(case: str, ours: Tensor, theirs: Tensor, *, reason: str = "") -> Row
     """
     ours, theirs = ours.detach().float(), theirs.detach().float()
     same = (ours.argmax(dim=1) == theirs.argmax(dim=1)).float().mean()
-    gap, size = (ours - theirs).abs().max(), float(theirs.abs().max())
+    gap = (ours - theirs).abs().max()
+    size = float(theirs.abs().max())
     sums = theirs.sum(dim=1)
     shares = bool((theirs >= 0).all()) and torch.allclose(
         sums, torch.ones_like(sums), atol=1e-3
@@ -88,7 +89,8 @@ def compare(case: str, ours: Tensor, theirs: Tensor, *, reason: str = "") -> Row
 
 def compare_values(case: str, ours: Tensor, theirs: Tensor) -> Row:
     """Compare tensors that are not predictions: they agree if they are within their bound."""
-    gap, size = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    gap = float((ours - theirs).abs().max())
+    size = float(theirs.abs().max())
     bound = rounding(size)
     return Row(case, ours.numel(), gap, size, float(gap <= bound), bound)
 
@@ -224,7 +226,8 @@ def openai_state(model: CLIP) -> dict[str, Tensor]:
 def openai_clip(model: CLIP, repository: Repository, *extra: Any) -> Any:
     """The authors' own copy of OpenAI's CLIP class with the weights of ``model``."""
     module = run_text(repository.text("clip/model.py"), __name__="authors_clip")
-    vision, text = model.config.vision, model.config.text
+    vision = model.config.vision
+    text = model.config.text
     clip = module["CLIP"](
         *(model.config.embed_dim, vision.image_size, vision.layers, vision.width),
         *(vision.patch_size, text.context_length, text.vocab_size),
@@ -259,10 +262,8 @@ def inputs(
     count: int, size: int, *, shift: str = SHIFT, views: ViewSpec | None = None
 ) -> Inputs:
     """``count`` batches of ``size`` images, the same at every call."""
-    model, dataset = (
-        create_model("micro"),
-        get_dataset(f"bundled@{shift}" if shift else "bundled"),
-    )
+    model = create_model("micro")
+    dataset = get_dataset(f"bundled@{shift}" if shift else "bundled")
     rows = np.random.default_rng(0).permutation(len(dataset))[: count * size]
     arrays = dataset.arrays(rows.tolist())
     assert arrays is not None and dataset.labels is not None

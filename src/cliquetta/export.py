@@ -86,7 +86,8 @@ def export_model(adapter: Adapter, path: Path | str, *, half: bool = False) -> E
         if suffix == ".onnx":
             data, opset = _as_onnx(program, metadata)
         else:
-            file, opset = io.BytesIO(), None
+            file = io.BytesIO()
+            opset = None
             extra = {METADATA: json.dumps(metadata, ensure_ascii=False)}
             torch.export.save(program, file, extra_files=extra)
             data = file.getvalue()

@@ -152,7 +152,9 @@ class PredictionsPage:
     def __init__(
         self, scores: Sequence[LabelScores], top_k: int, *, images: bool
     ) -> None:
-        self.scores, self.top_k, self.images = scores, top_k, images
+        self.scores = scores
+        self.top_k = top_k
+        self.images = images
 
     def __repr__(self) -> str:
         return f"<predictions of {len(self.scores)} images; a notebook shows them as a table>"

@@ -19,10 +19,17 @@ def make_clusters(
     images lie.
     """
     generator = torch.Generator().manual_seed(seed)
-    text = F.normalize(torch.randn(classes, width, generator=generator), dim=-1)
-    offset = F.normalize(torch.randn(classes, width, generator=generator), dim=-1)
+
+    def directions(count: int) -> Tensor:
+        drawn = torch.randn(count, width, generator=generator)
+        return F.normalize(drawn, dim=-1)
+
+    text = directions(classes)
+    offset = directions(classes)
     labels = torch.randint(classes, (images,), generator=generator)
-    noise = F.normalize(torch.randn(images, width, generator=generator), dim=-1)
+    noise = directions(images)
+
+    # An image lies around its class's centre, which is some way off the text.
     features = 0.5 * text[labels] + 0.8 * offset[labels] + spread * noise
     return F.normalize(features, dim=-1), labels, text
 

@@ -63,7 +63,8 @@ def assert_same_logits(
         {name: value.double().clone().requires_grad_() for name, value in start.items()}
         for _ in range(2)
     )
-    actual, expected = ours(fast, images.double()), literal(slow, images.double())
+    actual = ours(fast, images.double())
+    expected = literal(slow, images.double())
     F.cross_entropy(actual, labels).backward()
     F.cross_entropy(expected, labels).backward()
     torch.testing.assert_close(actual, expected, atol=STEP, rtol=DOUBLE)

@@ -62,7 +62,8 @@ def image_features(
 
     ``prefix`` maps a block to (P, 2, D); ``tokens`` lists (p, D) per block.
     """
-    w, config = dict(model.state_dict()), model.config.vision
+    w = dict(model.state_dict())
+    config = model.config.vision
     patches = []
     size = config.patch_size
     for top in range(0, config.image_size, size):
@@ -101,7 +102,8 @@ def text_features(
     model: Any, ids: Any, *, context: Any = None, positions: Any = None, deep: Any = ()
 ) -> Any:
     """Features (E,) of one row of ids (L,), all of it, padding included."""
-    w, config = dict(model.state_dict()), model.config.text
+    w = dict(model.state_dict())
+    config = model.config.text
     rows = [w["text.tokens.weight"][i] for i in ids]
     if context is not None:
         indices = range(1, len(context) + 1) if positions is None else positions

@@ -85,7 +85,8 @@ def make_run(
     }
     folder = root / run_id(settings)
     folder.mkdir(parents=True)
-    logits, known = logits_of(predicted), torch.tensor(labels)
+    logits = logits_of(predicted)
+    known = torch.tensor(labels)
     metrics = Metrics(len(names))
     metrics.update(logits, known)
     with closing(PredictionLog(folder / PREDICTIONS)) as log:

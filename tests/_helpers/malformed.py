@@ -90,7 +90,8 @@ def bombs() -> dict[str, bytes]:
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 65500, 65500)
     progressive = picture(3, format="JPEG")
-    start, end = progressive.index(b"\xff\xda"), progressive.rindex(b"\xff\xd9")
+    start = progressive.index(b"\xff\xda")
+    end = progressive.rindex(b"\xff\xd9")
     gif = struct.pack(
         "<6sHHB8xB4xHHB", b"GIF89a", 65535, 65535, 0xF0, ord(","), 65535, 65535, 0
     )

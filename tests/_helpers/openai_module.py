@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from tests._helpers.tolerance import FEATURE
 
-SIZE, PATCH, WIDTH, EMBED_DIM = 32, 8, 128, 24
+SIZE = 32
+PATCH = 8
+WIDTH = 128
+EMBED_DIM = 24
 SETTINGS = {"input_resolution": SIZE, "context_length": 77, "vocab_size": 49408}
 
 
@@ -26,7 +29,8 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.attn = nn.MultiheadAttention(width, heads)
         self.ln_1 = nn.LayerNorm(width)
-        c_fc, c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        c_fc = nn.Linear(width, 4 * width)
+        c_proj = nn.Linear(4 * width, width)
         gelu = QuickGELU() if activation == "quick_gelu" else nn.GELU()
         self.mlp = nn.Sequential(OrderedDict(c_fc=c_fc, gelu=gelu, c_proj=c_proj))
         self.ln_2 = nn.LayerNorm(width)

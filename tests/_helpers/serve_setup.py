@@ -105,7 +105,8 @@ class Local:
     """A service in this process, spoken to over ASGI."""
 
     def __init__(self, http: TestClient, service: Service) -> None:
-        self.http, self.service = http, service
+        self.http = http
+        self.service = service
 
     def post(self, method: str = STATEFUL, *, token: str = "", **more: Any) -> Any:
         """The response to a request for a session."""
@@ -215,7 +216,8 @@ def probabilities(response: dict[str, Any]) -> list[dict[str, float]]:
 
 def check_equal(state: bytes, other: bytes) -> None:
     """Check that two states hold the same bits."""
-    one, two = load(state), load(other)
+    one = load(state)
+    two = load(other)
     assert one.keys() == two.keys()
     for name in one:
         bits = (
@@ -279,7 +281,8 @@ class Load:
     pause = 0.0  # seconds between two batches
 
     def __init__(self, number: int, session: RemoteSession) -> None:
-        self.number, self.session = number, session
+        self.number = number
+        self.session = session
         self.responses: list[dict[str, Any]] = []
         self.error: BaseException | None = None
         self._stop = threading.Event()

@@ -71,7 +71,8 @@ def _wait_for_threads() -> None:
     holds then.
     """
     global _steady
-    tasks, end = Path("/proc/self/task"), time.monotonic() + 0.5
+    tasks = Path("/proc/self/task")
+    end = time.monotonic() + 0.5
     while len(list(tasks.iterdir())) > _steady and time.monotonic() < end:
         time.sleep(0.001)
     _steady = len(list(tasks.iterdir()))

@@ -163,7 +163,8 @@ def open_clip_layout(state: Any) -> Any:
                 )
                 out[f"{block}.{name}"] = torch.cat(parts)
         elif "in_proj" in key:
-            kind, width = key.rsplit("_", 1)[1], tensor.shape[0] // 3
+            kind = key.rsplit("_", 1)[1]
+            width = tensor.shape[0] // 3
             out[f"visual.trunk.attn_pool.q.{kind}"] = tensor[:width]
             out[f"visual.trunk.attn_pool.kv.{kind}"] = tensor[width:]
         else:
@@ -205,7 +206,8 @@ def save_open_clip_siglip(
     save_file(
         open_clip_layout(model.state_dict()), folder / "open_clip_model.safetensors"
     )
-    theirs, text = model.config.vision_config, model.config.text_config
+    theirs = model.config.vision_config
+    text = model.config.text_config
     vision_cfg = {
         "image_size": theirs.image_size,
         "timm_model_name": "vit_base_patch32_siglip_256",

@@ -38,7 +38,8 @@ def test_class_names_are_checked(
 
 
 def test_visitors_do_not_meet(press: Press) -> None:
-    shifts, alone = ("fog", "snow"), []
+    shifts = ("fog", "snow")
+    alone = []
     for shift in shifts:
         session, _ = press(shift=shift)
         alone.append(press(session, shift=shift)[1].predictions)
@@ -70,7 +71,8 @@ def test_another_method_starts_over_and_says_so(
 def test_other_classes_keep_the_stream_and_what_was_learned(
     press: Press, tiny_clip: CLIP
 ) -> None:
-    form, names = {"method": "domain_norm", "batch_size": 64}, ("cat", "truck", "ship")
+    form = {"method": "domain_norm", "batch_size": 64}
+    names = ("cat", "truck", "ship")
     first, _ = press(**form)
     learned = first.adapter.state_dict()
     other, pages = press(first, **form, classes="cat, truck, ship")

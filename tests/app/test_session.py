@@ -90,7 +90,8 @@ def test_bad_files_are_named_and_the_others_predicted(
     text.write_text("no picture")
     cut.write_bytes(picture(9)[:60])
     large.write_bytes(picture(1, size=64))
-    mixed, alone = make(limits=Limits(image_pixels=32 * 32)), make()
+    mixed = make(limits=Limits(image_pixels=32 * 32))
+    alone = make()
     shown = mixed.next_of_files([good[0], text, *good[1:], cut, large], 16)
     assert predicted(shown) == predicted(alone.next_of_files(good, 16))
     reasons = {entry.name: entry.reason for entry in shown.refused}
@@ -137,7 +138,8 @@ def test_limits(make: Make, tmp_path: Path, limits: Limits, words: str) -> None:
 def test_a_failing_batch_leaves_everything_as_it_was(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, untroubled = make(), make()
+    session = make()
+    untroubled = make()
     assert predicted(session.next_of_stream(*FOG)) == predicted(
         untroubled.next_of_stream(*FOG)
     )

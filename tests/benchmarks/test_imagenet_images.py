@@ -50,8 +50,11 @@ def test_parts_hold_their_places_at_the_size_asked_for(
 ) -> None:
     pack(clone, tmp_path / "dev.npz", "dev", size=32, crop=True, processes=1)
     part = read_part(tmp_path / "dev.npz")
+
+    # Three of the five images of each of the classes 0, 3 and 10.
     assert part.index.tolist() == [*PARTS["dev"]] * 3
-    assert part.label.tolist() == [0] * 3 + [3] * 3 + [10] * 3
+    assert part.label.tolist() == [0, 0, 0, 3, 3, 3, 10, 10, 10]
+
     image = Image.open(io.BytesIO(part.jpeg(4)))
     assert image.size == (32, 32)
     colour = np.asarray(image).mean(axis=(0, 1))

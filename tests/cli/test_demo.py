@@ -60,7 +60,8 @@ def test_change_counts_by_hand() -> None:
         {"method": "tent", **tent},
     ]
     assert count_tests([stream(zero_shot=[0, 1])]) == []  # zero-shot alone
-    plain, after = [1] * 1231 + [0] * 769, [0] * 1000 + [1] * 462 + [0] * 538
+    plain = [1] * 1231 + [0] * 769
+    after = [0] * 1000 + [1] * 462 + [0] * 538
     row = tabulate([stream(zero_shot=plain, domain_norm=after)])[1][0]
     assert row[3:] == ["+38.45", "1000", "231"]
     row = tabulate([stream(zero_shot=plain, scap=after, domain_norm=[1] * 2000)])[1][0]

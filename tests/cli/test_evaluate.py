@@ -50,7 +50,8 @@ def test_a_record_per_cell_of_the_grid_and_mean_spread_and_gain(evaluate: Any) -
     ]
     for run in runs:
         folder = Path(run["record"]).parent
-        record, predictions = load_record(folder), load_predictions(folder)
+        record = load_record(folder)
+        predictions = load_predictions(folder)
         assert record.status == "finished" and record.images == run["images"] == 40
         assert run["metrics"]["top1"] == pytest.approx(100 * predictions.correct.mean())
     result = evaluate("--seeds", "0,1", **grid)

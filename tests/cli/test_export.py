@@ -38,7 +38,8 @@ def test_exported_and_frozen_predictions_agree(
     tmp_path: Path,
 ) -> None:
     before = state.read_bytes()
-    table, model = tmp_path / "frozen.csv", tmp_path / "model.pt2"
+    table = tmp_path / "frozen.csv"
+    model = tmp_path / "model.pt2"
     words = (
         "--classes",
         CLASSES,
@@ -94,7 +95,8 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 ) -> None:
     half = tmp_path / "half.safetensors"
     half.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
-    onnx, known = tmp_path / "model.onnx", tmp_path / "model.pt2"
+    onnx = tmp_path / "model.onnx"
+    known = tmp_path / "model.pt2"
     known.write_text("mine")
     for words, out, sentence in (
         (("--state", state), tmp_path / "model.bin", "end its name in .onnx"),

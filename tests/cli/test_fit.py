@@ -16,14 +16,16 @@ from tests._helpers.running import Run
 def test_shifted_shots_have_other_noise_than_test_images(
     run: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
-    id, out = "bundled-fewshot@gaussian_noise:3", tmp_path / "tip.safetensors"
+    id = "bundled-fewshot@gaussian_noise:3"
+    out = tmp_path / "tip.safetensors"
     made = run(
         *("fit", "--method", "tip_adapter", "--dataset", id, "--shots", "1"),
         *("--model", tiny_file, "--out", out),
     )
     assert made.code == 0
     clip = create_model(str(tiny_file))
-    keys, config = [], method_config("tip_adapter")
+    keys = []
+    config = method_config("tip_adapter")
     for noise_seed in (0, 1):
         images = get_dataset(id, noise_seed=noise_seed)
         few_shot = FewShot.from_dataset(images, 1, clip.preprocess, 0)

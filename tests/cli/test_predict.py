@@ -244,7 +244,8 @@ def test_domains_of_a_state_go_on_with_other_classes_and_caches_do_not(
 def test_an_interrupted_run_says_how_to_continue(
     predict: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, calls = ZeroShot._predict, []
+    plain = ZeroShot._predict
+    calls = []
 
     def fail_at_the_second(self: Any, batch: Any) -> Any:
         calls.append(len(batch))

@@ -85,10 +85,8 @@ def test_features_give_what_images_give(
     unit = torch.nn.functional.normalize(images, dim=-1)
     assert isinstance(given, FeatureLevel)
     for rows in (slice(0, 4), slice(4, 10)):
-        actual, expected = (
-            given.predict_features(unit[rows]),
-            seen.predict(tiny_images[rows]),
-        )
+        actual = given.predict_features(unit[rows])
+        expected = seen.predict(tiny_images[rows])
         torch.testing.assert_close(
             actual.logits, expected.logits, atol=LOGIT, rtol=LOGIT
         )
@@ -154,7 +152,9 @@ def test_state_is_continued_and_the_file_is_complete(
 def test_bad_features_are_refused_and_nothing_is_written(
     images: Tensor, text: Tensor, tmp_path: Path
 ) -> None:
-    nan, zero, zero_text = images.clone(), images.clone(), text.clone()
+    nan = images.clone()
+    zero = images.clone()
+    zero_text = text.clone()
     nan[7, 3], zero[2], zero_text[1] = torch.nan, 0, 0
     ragged = pd.DataFrame({"features": [[1.0, 2.0], [1.0]]})
     others = r".*moon.*tda.*zero_shot"
@@ -195,7 +195,8 @@ def test_the_commands(run: Any, images: Tensor, text: Tensor, tmp_path: Path) ->
     photos = save(tmp_path / "photos.npz", images, labels=LABELS)
     classes = save(tmp_path / "classes.npz", text, names=list(TINY_NAMES))
     features = ("--text-features", classes)
-    out, ask = tmp_path / "out.csv", ("predict", "--features", photos, *features)
+    out = tmp_path / "out.csv"
+    ask = ("predict", "--features", photos, *features)
     assert run(*ask, "--batch-size", 4, "--method", "tda", "--out", out).code == 0
     assert written(out) == predictions(images, text)
     evaluate = ("evaluate", "--dataset", f"features:{photos}", *features)

@@ -62,12 +62,14 @@ def test_operators_list_and_delete(run: Run, where: str, tiny_clip: CLIP) -> Non
 def test_operators_move_sessions_between_databases(
     run: Run, where: str, tiny_clip: CLIP, tmp_path: Path, alone: Alone
 ) -> None:
-    out, elsewhere = tmp_path / "out", str(tmp_path / "elsewhere")
+    out = tmp_path / "out"
+    elsewhere = str(tmp_path / "elsewhere")
     with (
         local_service(where, tiny_clip) as service,
         local_service(elsewhere, tiny_clip) as other,
     ):
-        moved, left = service.create(), service.create()
+        moved = service.create()
+        left = service.create()
         service.check(moved, batch_of(0), alone, sequence=1)
         assert run("sessions", "export", "--out", out, "--sessions", where).code == 0
         files = {file.stem: file for file in out.glob("*.session")}

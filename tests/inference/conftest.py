@@ -11,7 +11,8 @@ from cliquetta.model.clip import CLIP
 from tests._helpers.trees import noise, numbered_photos
 
 NAMES = ("airplane", "cat", "frog")
-IMAGES, DAMAGED = 14, 5
+IMAGES = 14
+DAMAGED = 5
 Predict = Callable[..., PredictionRun]
 
 

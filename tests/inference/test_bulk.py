@@ -16,7 +16,8 @@ from tests.inference.conftest import IMAGES, Predict
 def test_two_runs_on_one_state_exclude_each_other(
     run: Predict, tmp_path: Path, out: str | None
 ) -> None:
-    state, refused = tmp_path / "tda.safetensors", []
+    state = tmp_path / "tda.safetensors"
+    refused = []
 
     def another(*_: int) -> None:
         with pytest.raises(BusyError):
@@ -40,7 +41,8 @@ def test_groups_share_nothing(photos: Path, run: Predict, tmp_path: Path) -> Non
     }
     rows = {}
     for group, members in groups.items():
-        table, out = tmp_path / f"{group}.csv", tmp_path / f"{group}.out.csv"
+        table = tmp_path / f"{group}.csv"
+        out = tmp_path / f"{group}.out.csv"
         table.write_text("\n".join(["path,camera", *members]))
         state: dict[str, Any] = {"state": tmp_path / f"{group}.safetensors"}
         if group == "all":
@@ -56,7 +58,8 @@ def test_groups_share_nothing(photos: Path, run: Predict, tmp_path: Path) -> Non
 def test_every_group_has_its_own_state_file(
     photos: Path, run: Predict, tmp_path: Path
 ) -> None:
-    table, states = tmp_path / "table.csv", tmp_path / "states"
+    table = tmp_path / "table.csv"
+    states = tmp_path / "states"
     once = {"method": "tda", "group_by": "camera", "state": states, "overwrite": True}
     table.write_text(f"path,camera\n{photos / '0.png'},_\n{photos / '1.png'},\n")
     run(table, **once)

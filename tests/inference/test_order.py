@@ -120,7 +120,8 @@ def test_a_stopped_run_ends_as_if_it_never_had_been(
 ) -> None:
     """Rows and state, wherever it is killed: also while rows are sorted."""
     monkeypatch.setattr(parts, "PART_ROWS", 4)
-    out, state = tmp_path / "out.csv", tmp_path / "state.safetensors"
+    out = tmp_path / "out.csv"
+    state = tmp_path / "state.safetensors"
     settings: dict[str, Any] = {
         "images": class_folders,
         "method": "tda",

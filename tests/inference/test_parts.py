@@ -36,7 +36,8 @@ def test_a_run_is_given_up_completely(
     run(out=tmp_path / "complete.csv")
     monkeypatch.setattr(parts, "PART_ROWS", 4)
     assert in_fork(run, tmp_path, 24) == KILLED
-    removed, unlink = iter(range(100)), Path.unlink
+    removed = iter(range(100))
+    unlink = Path.unlink
 
     def last(path: Path, missing_ok: bool = False) -> None:
         unlink(path, missing_ok=missing_ok)

@@ -157,7 +157,8 @@ def test_memory_does_not_grow_with_the_list(
     monkeypatch.setattr(parts, "PART_ROWS", 256)
     for name in ("cliquetta", "cliquetta.inference.predictor"):  # pytest keeps records
         monkeypatch.setattr(logging.getLogger(name), "disabled", True)
-    peaks, table = [], tmp_path / "list.csv"
+    peaks = []
+    table = tmp_path / "list.csv"
     gc.collect()
     # with what other tests left, collections are rare, and garbage is not needed
     gc.freeze()

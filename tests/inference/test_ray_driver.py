@@ -115,7 +115,8 @@ def test_several_actors_learn_one_state(
 ) -> None:
     """TDA's caches are those of one actor that saw everything."""
     run("one.csv", method="tda", state=tmp_path / "one.safetensors")
-    actual, expected = load_file(two_actors[0]), load_file(tmp_path / "one.safetensors")
+    actual = load_file(two_actors[0])
+    expected = load_file(tmp_path / "one.safetensors")
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value)
     assert read_header(two_actors[0])["notes"] == {"images": IMAGES - 1}
@@ -184,7 +185,8 @@ def test_an_interrupted_run_continues(
 ) -> None:
     """Also where the last part was half written, and where the cluster is gone."""
     monkeypatch.setattr(parts, "PART_ROWS", 4)
-    expected, out = tmp_path / "expected.csv", tmp_path / "out.csv"
+    expected = tmp_path / "expected.csv"
+    out = tmp_path / "out.csv"
     run(expected, group_by="camera")
 
     def stop(done: int, total: int, skipped: int) -> None:
@@ -233,7 +235,8 @@ def test_bad_input_in_an_actor_ends_the_run_with_its_error(
 
 def test_lanes_are_shared_out_by_size() -> None:
     sizes = {Lane(0, 50): 50, Lane(50, 60): 10, Lane(60, 100): 40, Lane(100, 101): 1}
-    first, second = [Lane(0, 50), Lane(100, 101)], [Lane(60, 100), Lane(50, 60)]
+    first = [Lane(0, 50), Lane(100, 101)]
+    second = [Lane(60, 100), Lane(50, 60)]
     assert share_out(sizes, 2) == [first, second]
     assert share_out({Lane(0, 5): 5}, 3) == [[Lane(0, 5)]]
 

@@ -26,7 +26,8 @@ from tests._helpers.trees import camera_list, table_rows
 from tests.inference.conftest import NAMES
 
 pytestmark = pytest.mark.slow
-IMAGES, PART = 40, 8
+IMAGES = 40
+PART = 8
 NODE: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 80 * 2**20}
 """Room for two actors and a reader."""
 
@@ -90,7 +91,8 @@ def test_a_run_that_is_killed_twice_continues(
     nodes: Cluster, photos: Path, tmp_path: Path
 ) -> None:
     """In the middle, and when it has continued and all but the table is there."""
-    out, folder = tmp_path / "out.csv", tmp_path / "out.csv.parts"
+    out = tmp_path / "out.csv"
+    folder = tmp_path / "out.csv.parts"
     context = multiprocessing.get_context(
         "forkserver"
     )  # processes without threads of this one
@@ -123,7 +125,8 @@ def test_a_node_is_lost_and_another_comes(
     nodes: Cluster, photos: Path, tmp_path: Path
 ) -> None:
     ray.init(nodes.address, log_to_driver=False, logging_level=logging.ERROR)
-    begun, settings = threading.Event(), {"cluster": RayCluster("auto", actors=2)}
+    begun = threading.Event()
+    settings = {"cluster": RayCluster("auto", actors=2)}
 
     def notice(done: int, total: int, skipped: int) -> None:
         if done >= PART + 4:

@@ -92,7 +92,8 @@ def test_an_interrupt_loses_nothing_that_was_done(
         signal.SIGINT, signal.default_int_handler
     )  # a shell's background ignores it
     owner, name = (Reader, "batches") if later else (Predictor, "predict_deferred")
-    original, calls = getattr(owner, name), []
+    original = getattr(owner, name)
+    calls = []
 
     def ask(self: Predictor, read: Any) -> Any:
         rows = original(self, read)
@@ -142,7 +143,8 @@ def test_a_state_file_is_as_exactly_once_as_the_rows(
     run: Predict, tmp_path: Path, overwrite: bool
 ) -> None:
     """Wherever a run is killed, with the scores of rejection in the state, too."""
-    state, out = tmp_path / "state.safetensors", tmp_path / "out.csv"
+    state = tmp_path / "state.safetensors"
+    out = tmp_path / "out.csv"
     settings = {"method": "tent", "reject": 0.5, "state": state, "overwrite": overwrite}
     run(**settings)
     wanted = state.read_bytes(), out.read_bytes()

@@ -62,7 +62,8 @@ def test_columns_of_a_table_are_copied_and_formulas_defused(
 
 
 def test_rejection_adds_columns_and_changes_no_other(run: Predict) -> None:
-    plain, rejecting = run(out=None), run(out=None, reject=0.5)
+    plain = run(out=None)
+    rejecting = run(out=None, reject=0.5)
     assert plain.rejected == {}
     names = ("rejected", "rejection_score")
     added = {f"{method}_{name}" for method in ("tda", "tent") for name in names}

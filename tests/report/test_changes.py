@@ -45,10 +45,8 @@ def test_changes_are_counted_by_what_became_of_them() -> None:
 
 
 def test_confusion_is_that_of_all_images_folded_to_the_changed_classes() -> None:
-    plain, adapted = (
-        predictions(LABELS, PLAIN),
-        predictions(LABELS, [0, 0, 1, 0, 2, 3, 3, 3]),
-    )
+    plain = predictions(LABELS, PLAIN)
+    adapted = predictions(LABELS, [0, 0, 1, 0, 2, 3, 3, 3])
     confusion = changed_confusion(plain, adapted)
     assert confusion.classes == (0, 1)
     # label 0: one of two images moves from 1 to 0; labels 2 and 3 are the row "other"

@@ -27,11 +27,15 @@ def test_groups_hold_runs_over_the_same_images(ablation: Any, tmp_path: Path) ->
 def test_figures_show_one_run_per_method_with_usual_settings(
     ablation: Any, tmp_path: Path
 ) -> None:
-    make_run(tmp_path / "more", "scap", LABELS, PLAIN, dataset="toy@snow:1", seed=2)
-    make_run(tmp_path / "more", "tent", LABELS[::-1], PLAIN[::-1], seed=5)
-    make_run(tmp_path / "more", "tent", LABELS, PLAIN, seed=4)
-    runs = [*ablation, *load_runs([tmp_path / "more"])[0]]
-    fog, snow = sorted(shown_groups(runs), key=lambda group: group.dataset)
+    more = tmp_path / "more"
+    make_run(more, "scap", LABELS, PLAIN, dataset="toy@snow:1", seed=2)
+    make_run(more, "tent", LABELS[::-1], PLAIN[::-1], seed=5)
+    make_run(more, "tent", LABELS, PLAIN, seed=4)
+
+    loaded, _ = load_runs([more])
+    groups = shown_groups([*ablation, *loaded])
+    fog, snow = sorted(groups, key=lambda group: group.dataset)
+
     assert [run.record.method for run in fog.runs] == ["zero_shot", "scap", "tent"]
     assert fog.runs[1].record.settings["config"]["threshold"] == 0.8
     assert fog.runs[1].metric("top1") == 75  # the first seed

@@ -10,7 +10,8 @@ from tests._helpers.running import Run
 def test_command_writes_page_and_figures(
     run: Run, evaluated: Any, tmp_path: Path
 ) -> None:
-    out, figures = tmp_path / "deep" / "page.html", tmp_path / "figures"
+    out = tmp_path / "deep" / "page.html"
+    figures = tmp_path / "figures"
     words = (
         "--out",
         out,

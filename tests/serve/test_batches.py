@@ -51,7 +51,8 @@ def test_top_k_and_labels(service: Local, tiny_clip: CLIP) -> None:
 def test_json_and_form_are_the_same_request(service: Local) -> None:
     encoded = [base64.b64encode(data).decode() for data in batch_of(2)]
     images = [{"name": f"{i}.png", "data": data} for i, data in enumerate(encoded)]
-    session, fields = service.create(), {"sequence": 1, "top_k": 3, "evidence": True}
+    session = service.create()
+    fields = {"sequence": 1, "top_k": 3, "evidence": True}
     by_form = service.send(session, batch_of(2), **fields)
     path = f"/v1/sessions/{session}/batches"
     by_json = service.http.post(path, json={"images": images, **fields})
@@ -88,7 +89,8 @@ def test_a_session_rejects_and_calibrates_as_the_method_alone(
     serve: Serve, alone: Alone
 ) -> None:
     alone.adapter.enable(reject=0.5, calibrate=True)
-    id, decisions = "", list[bool]()
+    id = ""
+    decisions = list[bool]()
     for seed in range(4):
         with serve() as service:  # as after a restart
             id = id or service.create(reject=0.5, calibrate=True)
@@ -96,7 +98,8 @@ def test_a_session_rejects_and_calibrates_as_the_method_alone(
             assert (info["reject"], info["calibrate"]) == (0.5, True)
             response = service.predict(id, batch_of(seed))
         prediction = alone.adapter.predict(batch_of(seed))
-        expected, rows = prediction.rejection, response["predictions"]
+        expected = prediction.rejection
+        rows = response["predictions"]
         assert expected is not None
         assert [row["rejected"] for row in rows] == expected.rejected.tolist()
         scores = [row["rejection_score"] for row in rows]
@@ -117,12 +120,15 @@ def peak() -> int:
 
 
 def test_every_malformed_image_gets_a_response(service: Local, tiny_clip: CLIP) -> None:
-    session, count, size = service.create("zero_shot"), 2400, 100
+    session = service.create("zero_shot")
+    count = 2400
+    size = 100
     service.predict(
         session, [picture(0, format=kind) for kind in ("JPEG", "WEBP", "TIFF")]
     )
     files = malformed(count)  # making the bombs takes memory too
-    before, refused = peak(), 0
+    before = peak()
+    refused = 0
     for first in range(0, count, size):
         response = service.predict(session, files[first : first + size])
         indices = [one["index"] for one in response["predictions"]]

@@ -72,7 +72,8 @@ def test_the_client_rejects_and_changes_classes(client: Client) -> None:
 def test_a_session_is_made_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, lost = client._http.request, [httpx.ReadTimeout(""), httpx.ReadError("")]
+    real = client._http.request
+    lost = [httpx.ReadTimeout(""), httpx.ReadError("")]
 
     def request(*words: Any, **content: Any) -> httpx.Response:
         response = real(*words, **content)
@@ -107,10 +108,8 @@ def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
     date = format_datetime(
         datetime.now(timezone.utc) + timedelta(seconds=30), usegmt=True
     )
-    past, done = (
-        "Wed, 21 Oct 2015 07:28:00 GMT",
-        httpx.Response(200, json={"sessions": []}),
-    )
+    past = "Wed, 21 Oct 2015 07:28:00 GMT"
+    done = httpx.Response(200, json={"sessions": []})
     busy = [
         httpx.Response(503, headers={"Retry-After": when}) for when in (date, past, "7")
     ]

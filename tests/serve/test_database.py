@@ -38,7 +38,8 @@ def test_sqlite_is_durable_and_private(tmp_path: Path) -> None:
             for name in ("journal_mode", "synchronous", "foreign_keys", "auto_vacuum")
         }
     database.close()
-    full, incremental = 2, 2
+    full = 2
+    incremental = 2
     assert pragmas == {
         "journal_mode": "wal",
         "synchronous": full,

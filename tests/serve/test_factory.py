@@ -72,7 +72,8 @@ def labels(response: dict[str, Any]) -> set[str]:
 
 
 def test_refusals_leave_the_session_as_it_was(service: Local) -> None:
-    id, domain = service.create("tda"), service.create(LEARNS)
+    id = service.create("tda")
+    domain = service.create(LEARNS)
     service.predict(id, batch_of(0))
     before = service.state(id)
     assert put(service, id, CLASSES).status_code == 200  # the list that it has

@@ -32,7 +32,8 @@ from tests._helpers.serve_setup import (
 )
 
 CLIENTS = 3  # one more than the server keeps in memory
-SESSIONS, KILLS = 6, 30
+SESSIONS = 6
+KILLS = 30
 
 
 def run_server(
@@ -65,7 +66,9 @@ class Replica:
     """A server process on a port of its own, started as often as it dies."""
 
     def __init__(self, model: Path, where: str, *, resident: int = 8) -> None:
-        self._model, self._where, self._resident = model, where, resident
+        self._model = model
+        self._where = where
+        self._resident = resident
         self._port = free_port()
         self._context = multiprocessing.get_context("forkserver")  # imports once
         self._context.set_forkserver_preload([__name__])
@@ -157,7 +160,8 @@ def test_replicas_and_their_database_are_killed(
     postgresql: PostgreSQL, tiny_clip: CLIP, tiny_file: Path
 ) -> None:
     """Two replicas die between statements and PostgreSQL at any time, 30 times under load."""
-    where, draw = postgresql.create_database(), random.Random(0)
+    where = postgresql.create_database()
+    draw = random.Random(0)
     replicas = [Replica(tiny_file, where, resident=4) for _ in range(2)]
     for replica in replicas:
         replica.start()
@@ -175,7 +179,8 @@ def test_replicas_and_their_database_are_killed(
         loads.append(Load(number, anywhere))
     for replica in replicas:  # those that live know when they die
         replica.kill()
-    kills, of_database = 0, 0
+    kills = 0
+    of_database = 0
     while kills < KILLS:
         for replica in replicas:
             if replica.process.exitcode is not None:

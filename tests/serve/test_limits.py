@@ -78,7 +78,8 @@ def test_limits_of_a_batch(serve: Serve) -> None:
     with serve(
         limits={"images": 3, "image_pixels": 40 * 40, "view_bytes": 200_000}
     ) as service:
-        session, views = service.create(), service.create("mta", options={"views": 10})
+        session = service.create()
+        views = service.create("mta", options={"views": 10})
         for id, images, words in (
             (session, batch_of(0, 4), "more than 3 images"),
             (session, batch_of(0, 9), "more than 3 images"),

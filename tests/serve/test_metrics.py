@@ -59,7 +59,8 @@ def test_refusals_are_counted_by_code_and_labels_are_bounded(service: Local) -> 
 
 
 def test_health_of_adaptation() -> None:
-    metrics, logits = ServiceMetrics(), torch.tensor([[9.0, 0.0], [9.0, 0.0]])
+    metrics = ServiceMetrics()
+    logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
     evidence: dict[str, Any] = {
         "changed": torch.tensor(0.5),
         "loss": torch.tensor([1.0, 3.0]),
@@ -90,7 +91,8 @@ def test_health_of_adaptation() -> None:
 
 
 def test_sizes_of_the_database_and_of_its_largest_sessions(service: Local) -> None:
-    small, large = service.create("zero_shot"), service.create("tent")
+    small = service.create("zero_shot")
+    large = service.create("tent")
     for session in (small, large):
         service.predict(session, batch_of(0))
     text = service.http.get("/metrics").text

@@ -112,7 +112,8 @@ def micro() -> CLIP:
 )
 def test_a_batch_writes_little_more_than_it_changed(method: str, micro: CLIP) -> None:
     """At most 1.2 times the bytes of the numbers that differ."""
-    images, names = load_bundled().images, load_bundled().names
+    images = load_bundled().images
+    names = load_bundled().names
     adapter = create_method(method, micro, names)
     saved, _ = SavedMemory.of(SESSION, adapter.memory)
     written = changed = 0

@@ -86,7 +86,8 @@ def test_responses_are_not_delayed(
     serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the body of a response waits for the acknowledgement of its head: 40 ms each."""
-    options, real = [], BoundedProtocol.on_response_complete
+    options = []
+    real = BoundedProtocol.on_response_complete
 
     def look(self: BoundedProtocol) -> None:
         opened = self.transport.get_extra_info("socket")
@@ -196,7 +197,8 @@ def test_sigterm_ends_a_server_within_ten_seconds(
     tmp_path: Path, tiny_file: Path, busy: bool
 ) -> None:
     """Also one whose work does not end: it has changed nothing, and the client may repeat it."""
-    port, folder = free_port(), tmp_path / "sessions"
+    port = free_port()
+    folder = tmp_path / "sessions"
     words = (tiny_file, folder, port)
     context = multiprocessing.get_context("spawn")
     server = context.Process(

@@ -34,7 +34,8 @@ def make_pool(workers: int = 1, **more: Any) -> FairPool:
 @contextmanager
 def held(pool: FairPool) -> Iterator[None]:
     """Keep one worker busy inside the block; all that was submitted is done after it."""
-    gate, begun = threading.Event(), threading.Event()
+    gate = threading.Event()
+    begun = threading.Event()
 
     def wait() -> bool:
         begun.set()
@@ -69,7 +70,10 @@ def test_owners_and_sessions_take_turns_and_learn_how_long_they_wait() -> None:
 
 
 def test_one_session_never_runs_twice_at_once() -> None:
-    pool, done, inside, overlaps = make_pool(workers=4), [], set(), []
+    pool = make_pool(workers=4)
+    done = []
+    inside = set()
+    overlaps = []
 
     def work(session: str, i: int) -> None:
         if session in inside:
@@ -121,10 +125,8 @@ def test_overload_is_refused_at_once(
         others = service.create(token=BOB)
 
         def send(session: str, token: str = ALICE) -> Any:
-            path, files = (
-                f"/v1/sessions/{session}/batches",
-                [("images", batch_of(0, 1)[0])],
-            )
+            path = f"/v1/sessions/{session}/batches"
+            files = [("images", batch_of(0, 1)[0])]
             return service.http.post(path, files=files, headers=bearer(token))
 
         gate = Gate(monkeypatch)

@@ -269,12 +269,14 @@ def test_any_replica_continues_bit_equally(
     first, second = pair
     session = first.create()
     for number in range(6):
-        one, images = pair[number % 2], batch_of(number)
+        one = pair[number % 2]
+        images = batch_of(number)
         response = one.check(session, images, alone, sequence=number + 1)
         repeat = pair[(number + 1) % 2].predict(session, images, sequence=number + 1)
         assert repeat == response
     first.check_state(session, alone)
-    path, state = f"/v1/sessions/{session}", first.state(session)
+    path = f"/v1/sessions/{session}"
+    state = first.state(session)
     copy = f"/v1/sessions/{second.create()}"  # a state travels between sessions
     assert second.http.put(f"{copy}/state", content=state).status_code == 200
     first.check_state(copy.rpartition("/")[2], alone)
@@ -315,7 +317,9 @@ def test_limits_count_the_sessions_of_all_replicas(where: str, tiny_clip: CLIP) 
 def delay(service: Local, work: Callable[[], Any]) -> Iterator[Future[Any]]:
     """Hold a replica's work up, inside the block, before it writes a version."""
     store: Any = service.service.sessions._store
-    update, reached, go_on = store.update, threading.Event(), threading.Event()
+    update = store.update
+    reached = threading.Event()
+    go_on = threading.Event()
 
     def wait(*given: Any, **named: Any) -> Any:
         store.update = update
@@ -443,7 +447,8 @@ def test_both_replicas_at_once_with_every_batch(pair: Pair, tiny_clip: CLIP) -> 
 
 
 def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
-    request, id = SessionRequest(classes=CLASSES, method="tent"), "0123456789abcdef" * 2
+    request = SessionRequest(classes=CLASSES, method="tent")
+    id = "0123456789abcdef" * 2
     made = [one.service.sessions.create(id, "local", request) for one in pair]
     assert made[0] == made[1] and made[0].id == id
     other = id[::-1]
@@ -459,7 +464,8 @@ def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
 def test_operators_delete_what_replicas_have_in_memory(
     pair: Pair, where: str, run: Run
 ) -> None:
-    session, other = pair[0].create(), pair[1].create()
+    session = pair[0].create()
+    other = pair[1].create()
     pair[1].predict(session, batch_of(0))
     assert run("sessions", "delete", session, "--sessions", where).code == 0
     assert [one.send(session, batch_of(1)).status_code for one in pair] == [404, 404]
@@ -470,7 +476,8 @@ def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
     """And what comes back from disk keeps the norms and the old responses."""
     first, second = pair
     session = first.create("domain_norm", options={"window": 4})
-    other, name = ["zebra", "cat", "yacht"], "memory.domains.0.norms.values"
+    other = ["zebra", "cat", "yacht"]
+    name = "memory.domains.0.norms.values"
     old = second.predict(session, batch_of(0))
     norms = load(second.state(session))[name]
     request = {"classes": other, "templates": ["a {}"]}

@@ -116,7 +116,8 @@ def test_a_failing_disk_loses_nothing_and_applies_nothing(
 def test_work_beyond_its_time(
     serve: Serve, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    endless, real = threading.Event(), Tent._predict
+    endless = threading.Event()
+    real = Tent._predict
 
     def slowly(self: Tent, batch: Batch) -> Prediction:
         while (
@@ -139,9 +140,11 @@ def test_work_beyond_its_time(
 
 
 def test_a_state_of_another_kind_is_refused_and_changes_nothing(service: Local) -> None:
-    session, other = service.create(), service.create("zero_shot")
+    session = service.create()
+    other = service.create("zero_shot")
     service.predict(session, batch_of(0))
-    before, good = service.state(session), service.state(other)
+    before = service.state(session)
+    good = service.state(other)
     header = len(before).to_bytes(8, "little")
     for bad in (
         good,
@@ -233,7 +236,8 @@ def test_health_shows_that_nothing_can_be_saved_until_it_can(service: Local) -> 
 
 @pytest.mark.parametrize("value", ["counter", "header"])
 def test_bad_states_are_never_a_server_error(service: Local, value: str) -> None:
-    session, fresh = service.create("scap"), service.create("scap")
+    session = service.create("scap")
+    fresh = service.create("scap")
     service.predict(session, batch_of(0))
     path = f"/v1/sessions/{session}"
     state = service.state(session)

@@ -20,7 +20,8 @@ from tests._helpers.serve_setup import CLASSES, Local, batch_of, full_disk
 from tests.serve.conftest import Serve, traced
 
 TOKEN = "secret-0123456789abcdef"
-TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
 BATCHES = "POST /v1/sessions/{session}/batches"
 
 

@@ -85,7 +85,8 @@ def _body_of(content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-_ANY, _SESSION = _refusals(401, 403, 429, 503), _refusals(404, 409)
+_ANY = _refusals(401, 403, 429, 503)
+_SESSION = _refusals(404, 409)
 _BODY = _refusals(400, 408, 413, 422)
 _UNSAVED = _refusals(503)
 _UNSAVED[503]["description"] = "Sessions cannot be saved"

@@ -29,7 +29,8 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.serve import schema
 
 T = TypeVar("T", bound=BaseModel)
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_SHORTEST_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
 
 
 class RemoteError(RuntimeError):
@@ -181,7 +182,8 @@ class Client:
                 response = self._http.request(method, path, **content)
                 if response.is_success:
                     return response
-                pause, failed = _pause(response, growing), RemoteError.of(response)
+                pause = _pause(response, growing)
+                failed = RemoteError.of(response)
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
                 pause = growing
@@ -199,7 +201,8 @@ class RemoteSession:
     """One session on a server, for one thread: its batches have an order."""
 
     def __init__(self, client: Client, info: schema.SessionInfo) -> None:
-        self._client, self._path = client, f"/v1/sessions/{info.id}"
+        self._client = client
+        self._path = f"/v1/sessions/{info.id}"
         # where there are replicas, balancers send the same id to the same one: that is
         # faster
         self._headers = {schema.SESSION_HEADER: info.id}

@@ -19,7 +19,9 @@ class RateLimiter:
     def __init__(
         self, rate: float, burst: int, refusal: str = "too many requests; slow down"
     ) -> None:
-        self._rate, self._burst, self._refusal = rate, burst, refusal
+        self._rate = rate
+        self._burst = burst
+        self._refusal = refusal
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 

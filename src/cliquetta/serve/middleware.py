@@ -150,7 +150,9 @@ class _Body:
     def __init__(
         self, source: Receive, most: int, seconds: float, budget: ByteBudget
     ) -> None:
-        self._source, self._most, self._budget = source, most, budget
+        self._source = source
+        self._most = most
+        self._budget = budget
         self._end = time.monotonic() + seconds
         self._complete = False
         self.count = 0
@@ -193,12 +195,15 @@ class _BoundedResponse:
     def __init__(
         self, target: Send, seconds: float, budget: ByteBudget, metrics: ServiceMetrics
     ) -> None:
-        self._target, self._seconds = target, seconds
-        self._budget, self._metrics = budget, metrics
+        self._target = target
+        self._seconds = seconds
+        self._budget = budget
+        self._metrics = metrics
         self._head: Message | None = None
         self._end = 0.0
         self._dropped = False
-        self.count, self.status = 0, 500
+        self.count = 0
+        self.status = 500
 
     async def send(self, message: Message) -> None:
         """Send a part of the response; after a refusal or at the end of its time, drop it."""
@@ -207,13 +212,15 @@ class _BoundedResponse:
         if message["type"] == "http.response.start":
             # held back until the first part, so that a response without room can be
             # refused
-            self._head, self.status = message, message["status"]
+            self._head = message
+            self.status = message["status"]
             return
         body = message.get("body", b"")
         try:
             self._budget.take(len(body))
         except ServiceError as error:
-            self._dropped, self.status = True, error.status_code
+            self._dropped = True
+            self.status = error.status_code
             refusal = problem_response(error, self._metrics)
             head = {"type": "http.response.start", "status": self.status}
             await self._target({**head, "headers": refusal.raw_headers})
@@ -252,7 +259,8 @@ class CSPMiddleware:
     """Sends a Content-Security-Policy with every response."""
 
     def __init__(self, app: ASGIApp, policy: str) -> None:
-        self._app, self._policy = app, policy
+        self._app = app
+        self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and add the headers to its response."""

@@ -70,7 +70,8 @@ class Service:
 
     async def run(self, owner: str, session: str, work: Callable[[], T]) -> T:
         """The result of ``work`` when it is the session's turn; others are served meanwhile."""
-        tracing, context = self.settings.tracing, contextvars.copy_context()
+        tracing = self.settings.tracing
+        context = contextvars.copy_context()
         waiting = tracing.start("queue", session=session)
 
         def take_turn() -> T:
@@ -132,7 +133,8 @@ class FairPool:
         """Start workers with ``threads`` each; ``on_wait`` gets the seconds in the queue."""
         if workers < 1:
             raise UserError(f"at least one worker, got {workers}")
-        self._limits, self._on_wait = limits, on_wait
+        self._limits = limits
+        self._on_wait = on_wait
         self._jobs: dict[str, deque[_Job]] = {}
         self._turns: OrderedDict[str, deque[str]] = OrderedDict()  # sessions by owner
         self._running: set[str] = set()

@@ -21,7 +21,8 @@ class Tracing:
 
     def __init__(self, tracer: Any = None, provider: Any = None) -> None:
         """Trace with ``tracer``; ``provider``, if given, is flushed by :meth:`close`."""
-        self._tracer, self._provider = tracer, provider
+        self._tracer = tracer
+        self._provider = provider
 
     @classmethod
     def open(cls, traces: bool) -> Tracing:

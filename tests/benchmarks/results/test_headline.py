@@ -133,7 +133,8 @@ def test_the_picture_has_a_bar_for_every_gain_and_says_what_was_not_run() -> Non
     widths = [float(bar["width"]) for bar in bars]
     ratios = [width / widths[0] for width in widths]
     assert ratios == pytest.approx([1, 2, 6, 0.5, 1.5], abs=0.01)
-    lost, gained = float(bars[1]["x"]), float(bars[0]["x"])
+    lost = float(bars[1]["x"])
+    gained = float(bars[0]["x"])
     assert lost + widths[1] == pytest.approx(gained, abs=0.2), "both end at zero"
 
 

@@ -80,7 +80,8 @@ def limited(record: Record) -> Record:
 def test_scaps_parts_are_told_apart_and_compared_with_the_row_above(
     tmp_path: Path,
 ) -> None:
-    fog, zoom = f"{REPORT}@fog:5", {"view_zoom": 1.142857}
+    fog = f"{REPORT}@fog:5"
+    zoom = {"view_zoom": 1.142857}
     runs = [
         scap(
             tmp_path,

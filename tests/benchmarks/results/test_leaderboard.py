@@ -109,7 +109,8 @@ def test_the_picture_shows_means_and_lowest_and_no_bar_where_nothing_was_run(
     zero = float(bars["tent, clean: -5.0, lowest -5.0"].attrib["y"])
     for about, bar in bars.items():
         gain = float(re.findall(r"[-+][\d.]+", str(about))[0])
-        height, top = float(bar.attrib["height"]), float(bar.attrib["y"])
+        height = float(bar.attrib["height"])
+        top = float(bar.attrib["y"])
         assert height == pytest.approx(abs(gain) * leaderboard_figure.POINT, abs=0.4)
         assert top == pytest.approx(zero - (height if gain > 0 else 0), abs=0.4)
     assert "tda, few classes: +3.3, lowest -5.0" in bars
@@ -172,7 +173,8 @@ def test_the_grids_of_the_boards_fill_their_columns(grid: str) -> None:
     }
     assert {s.method for s in specs} == able
     assert {grids.zero_shot(spec) for spec in specs} <= set(specs)
-    kinds, roles = set(), grids.grid_roles(path)
+    kinds = set()
+    roles = grids.grid_roles(path)
     for spec in specs:
         stream: dict[str, Any] = {"order": spec.order, "batch_size": spec.batch_size}
         stream |= {"unknown": spec.unknown} if spec.unknown else {}
