@@ -1,6 +1,7 @@
 """Columns of the table, its file formats, and independent scores of several labels."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,22 @@ def test_an_image_that_could_not_be_read_is_of_no_class() -> None:
     run.count(row_format, {"prediction": None, "error": "damaged"})
     assert (run.images, run.skipped) == (2, 1)
     assert run.classes == {"tda": {"cat": 1}}
+
+
+def test_rows_become_a_table_of_pandas() -> None:
+    rows: list[Any] = [
+        {"path": "a.png", "prediction": "cat"},
+        {"path": "b.png", "prediction": None},
+    ]
+    table = PredictionRun(images=2, rows=rows).to_pandas()
+    assert list(table.columns) == ["path", "prediction"]
+    assert table["path"].tolist() == ["a.png", "b.png"]
+    assert table["prediction"].isna().tolist() == [False, True]
+
+
+def test_without_pandas_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pip install pandas"):
+        PredictionRun().to_pandas()
