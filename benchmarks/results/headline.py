@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.results import COMMAND
 from benchmarks.results.headline_figure import Bars, headline_figure
 from benchmarks.results.imagenet_page import (
     CLEAN,
@@ -16,6 +17,7 @@ from benchmarks.results.imagenet_page import (
 from benchmarks.results.leaderboard import BoardRow, board_rows
 from benchmarks.results.texts import BLANK, method_of
 from cliquetta.decimals import signed
+from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import Overall
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record
@@ -77,6 +79,11 @@ def read_headline(
 
     """
     table, columns = on_all_images(imagenet)
+    if CLEAN not in columns:
+        raise UserError(
+            "the headline needs runs on all clean images of ImageNet: record them with "
+            f"`{COMMAND} leaderboard --run --grid leaderboard-imagenet`"
+        )
     corruptions = corruption_columns(columns)
     on_tower = tower_gains(board_rows(tower, roles))
     overall = [table.overall(name, corruptions) for name in own_rows(table)]

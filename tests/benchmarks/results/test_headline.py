@@ -16,6 +16,7 @@ from benchmarks.results.headline import (
     read_headline,
 )
 from benchmarks.results.headline_figure import Bars, headline_figure
+from cliquetta.errors import UserError
 from cliquetta.evaluation.record import Record, load_record
 from tests._helpers.made_runs import LABELS, PLAIN, make_run, table_cells
 
@@ -142,3 +143,11 @@ def test_labels_can_be_read_where_a_phone_shows_360_pixels() -> None:
     drawn = fromstring(headline_figure(("clean",), [Bars("tda", (1.0,))]))
     shrunk = 360 / float(drawn.attrib["width"])
     assert float(drawn.attrib["font-size"]) * shrunk >= 12
+
+
+def test_without_clean_images_the_error_names_the_run_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    corrupted = [made(tmp_path, "zero_shot", f"{CLEAN}@fog:5", 40.0)]
+    with pytest.raises(UserError, match="--grid leaderboard-imagenet"):
+        read_headline(corrupted, [], {})
